@@ -1,0 +1,1 @@
+"""Views of models that are not ours."""

@@ -1,0 +1,61 @@
+"""The `tokendepth` command: parse, call, print, and turn errors into exit codes.
+
+0 done, 2 wrong use, 1 failed (disk, download, network, NaN), 130 interrupted. The last line on
+standard output is one JSON object; progress and errors go to standard error.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from tokendepth import __version__
+from tokendepth.cli.list import ListCommand
+from tokendepth.cli.map import MapCommand
+
+Command = (
+    Annotated[MapCommand, tyro.conf.subcommand("map")]
+    | Annotated[ListCommand, tyro.conf.subcommand("list")]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: the command line without the program's name; the process's own by default.
+
+    Returns:
+        The exit code.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:
+        print(f"tokendepth {__version__}")
+        return 0
+    command = tyro.cli(
+        Command,
+        prog="tokendepth",
+        description="Transformers whose depth is decided per token: measure, train, run.",
+        args=given,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    try:
+        return command.run()
+    except ValueError as error:
+        return _say(error, code=2)
+    except (OSError, ArithmeticError, RuntimeError, MemoryError) as error:
+        return _say(error, code=1)
+    except KeyboardInterrupt:
+        print("interrupted; nothing had been finished", file=sys.stderr)
+        return 130
+
+
+def _say(error: BaseException, code: int) -> int:
+    print(f"error: {error or type(error).__name__}", file=sys.stderr)
+    return code
+
+
+def entry() -> None:
+    """What the installed `tokendepth` script calls."""
+    sys.exit(main())

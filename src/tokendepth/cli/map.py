@@ -1,0 +1,144 @@
+"""`tokendepth map`: each token of a text, coloured by the depth it needs."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tyro.conf import OmitArgPrefixes, Positional
+
+from tokendepth.adapters.view import Parts
+from tokendepth.measure.depth_map import MapOptions
+
+if TYPE_CHECKING:
+    from tokendepth.measure.depth_map import DepthMap, OnProgress
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapCommand:
+    """Print a text with each token coloured by the depth it needs, and write a page about it."""
+
+    text: Positional[tuple[str, ...]] = ()
+    """The text to map; several, each in quotes, are several documents."""
+    file: tuple[Path, ...] = ()
+    """UTF-8 text files instead; each is a document."""
+    model: str = "smollm2"
+    """A name of `tokendepth list`, a folder, or a hub name such as openai-community/gpt2."""
+    measure: Annotated[MapOptions, OmitArgPrefixes] = field(default_factory=MapOptions)
+    dtype: str = "float32"
+    """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:N or mps."""
+    html: Path | None = None
+    """Where to write the page; in this folder, named after text and options, unless given."""
+    jsonl: Path | None = None
+    """Where to write one JSON row a token; beside the page unless given."""
+    parts: Parts = field(default_factory=Parts)
+
+    def run(self) -> int:
+        """Map, print and write. Returns the exit code."""
+        from tokendepth.adapters.load import load
+        from tokendepth.measure.depth_map import MapInterrupted, map
+        from tokendepth.reporting.files import check_writable
+
+        names, texts = self._documents()
+        html, jsonl = self._outputs(texts)
+        check_writable(html, "html")
+        check_writable(jsonl, "jsonl")
+        errors = Console(stderr=True, highlight=False)
+        quiet_transformers()
+        loaded = load(
+            self.model,
+            self.dtype,
+            self.device,
+            parts=self.parts,
+            say=lambda message: errors.print(message, markup=False),
+        )
+        code = 0
+        try:
+            with _progress(errors) as on_progress:
+                result = map(
+                    texts, loaded, names=names, on_progress=on_progress, **vars(self.measure)
+                )
+        except MapInterrupted as interruption:
+            if interruption.result is None:
+                raise
+            result, code = interruption.result, 130
+            errors.print("interrupted; the windows done until then are kept")
+        result.write_jsonl(jsonl)
+        result.write_html(html)
+        _show(result, html)
+        keys = ("model", "num_layers", "num_tokens", "num_counted", "rule", "threshold")
+        keys += ("mean_depth", "median_depth", "share_unsettled", "complete")
+        line = {key: result.summary()[key] for key in keys}
+        print(json.dumps({**line, "html": str(html), "jsonl": str(jsonl)}))
+        return code
+
+    def _documents(self) -> tuple[list[str], list[str]]:
+        """Names and texts, all of them read before any work is done."""
+        from tokendepth.text.documents import read_text
+
+        if bool(self.text) == bool(self.file):
+            raise ValueError(
+                "text: give either a text or --file FILE..., and not both; for example\n"
+                '  tokendepth map "To be, or not to be"'
+            )
+        if self.text:
+            return [f"text {number}" for number in range(1, len(self.text) + 1)], list(self.text)
+        texts = [read_text(path) for path in self.file]
+        return [str(path) for path in self.file], texts
+
+    def _outputs(self, texts: list[str]) -> tuple[Path, Path]:
+        """Absolute paths. The default name tells apart texts, models and options."""
+        what = repr((texts, self.model, self.dtype, astuple(self.measure)))
+        stem = f"depth-map-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        html = (self.html or Path(f"{stem}.html")).expanduser().resolve()
+        jsonl = self.jsonl or html.with_suffix(".jsonl")
+        return html, jsonl.expanduser().resolve()
+
+
+def quiet_transformers() -> None:
+    """Keep bars and advice of transformers off the terminal; errors are raised all the same."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator["OnProgress"]:
+    """A bar on standard error with the rate and the time left."""
+    bar = Progress(
+        TextColumn("mapping"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tokens, {task.speed:.0f}/s," if console.is_terminal else "tokens"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("mapping", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(result: "DepthMap", html: Path) -> None:
+    from tokendepth.reporting.table import rule_table, type_table
+    from tokendepth.reporting.terminal import coloured_text, legend, notes
+
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    colour = console.is_terminal and console.color_system is not None
+    console.print(coloured_text(result, width=min(console.width, 100), colour=colour))
+    console.print()
+    console.print(legend(result, colour=colour))
+    console.print(type_table(result))
+    console.print(rule_table(result))
+    for note in notes(result):
+        console.print(f"- {note}", markup=False, style="dim")
+    console.print(f"\nPage: {html}", markup=False)

@@ -1,0 +1,9 @@
+"""Failures that are not the caller's mistake; a mistake is a plain `ValueError`."""
+
+
+class FetchError(OSError):
+    """A file could not be fetched, was damaged, or could not be kept: network, disk or hash."""
+
+
+class NonFiniteError(ArithmeticError):
+    """A weight, state or logit is NaN or infinite. The message names layer, dtype and batch."""

@@ -1,0 +1,128 @@
+"""Distances between predictions, and in which dtype to compute.
+
+Every sum over the vocabulary runs in float32 (float64 for float64 models), whatever the dtype of
+the model: in half precision a sum over 50,000 small terms loses the digits a threshold needs.
+"""
+
+import time
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+def wide(values: Tensor) -> Tensor:
+    """The tensor in the dtype in which statistics are computed: float32, or float64 as it came."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def probabilities(log_p: Float[Tensor, "token vocab"]) -> Float[Tensor, "token vocab"]:
+    """exp of log-probabilities, with those below e^-87 rounded up to it.
+
+    Below lie the denormal numbers, on which processors are up to a hundred times slower. A whole
+    vocabulary of them would shift a sum by less than 1e-30.
+    """
+    return log_p.clamp_min(-87.0).exp_()
+
+
+def kl_divergence(
+    p: Float[Tensor, "token vocab"],
+    log_p: Float[Tensor, "token vocab"],
+    log_q: Float[Tensor, "token vocab"],
+) -> Float[Tensor, " token"]:
+    """KL(p || q) in nats. Rounding below zero is returned as zero."""
+    return torch.linalg.vecdot(p, log_p - log_q).clamp_min(0.0)
+
+
+def entropy(
+    p: Float[Tensor, "token vocab"], log_p: Float[Tensor, "token vocab"]
+) -> Float[Tensor, " token"]:
+    """Shannon entropy in nats; between 0 and log(vocab)."""
+    return -torch.linalg.vecdot(p, log_p)
+
+
+def all_finite(values: Tensor) -> bool:
+    """True when no value is NaN or infinite. The sum tells, twenty times faster than a mask.
+
+    A sum of finite values can overflow: then, and only then, each value is looked at.
+    """
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def rows_finite(states: Float[Tensor, "*batch dim"]) -> Bool[Tensor, "*batch"]:
+    """True for each row without NaN and infinity."""
+    return torch.isfinite(states).all(dim=-1)
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device to compute on; the CPU unless named.
+
+    Raises:
+        ValueError: an unknown name, or a device that is not there.
+    """
+    try:
+        resolved = torch.device("cpu" if device is None else device)
+    except RuntimeError:
+        raise ValueError(
+            f"device: got {device!r}; allowed are cpu, cuda, cuda:N and mps"
+        ) from None
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    if not present.get(resolved.type, False):
+        there = ", ".join(name for name, is_there in present.items() if is_there)
+        raise ValueError(
+            f"device: got {str(device)!r}, which this machine or this build of torch does not "
+            f"have; there is: {there}. Leave the option out to run on the CPU."
+        )
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device: got {str(device)!r}; there are {torch.cuda.device_count()} GPUs, "
+            f"counted from cuda:0"
+        )
+    return resolved
+
+
+def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The dtype to load in: float32 unless named; "auto" measures which is faster on `device`.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if dtype is None:
+        return torch.float32
+    if isinstance(dtype, torch.dtype):
+        if dtype not in DTYPES.values():
+            raise ValueError(f"dtype: got {dtype}; allowed are {', '.join(DTYPES)} and auto")
+        return dtype
+    if dtype == "auto":
+        return faster_dtype(device)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: got {dtype!r}; allowed are {', '.join(DTYPES)} and auto")
+    return DTYPES[dtype]
+
+
+def faster_dtype(device: torch.device, size: int = 512, repeats: int = 3) -> torch.dtype:
+    """float32 or bfloat16, whichever multiplies two matrices faster on this device.
+
+    Processors without bfloat16 instructions are hundreds of times slower in it, so this is
+    measured, not assumed. The best of `repeats` counts, after one warm-up.
+    """
+    return min(
+        (torch.float32, torch.bfloat16), key=lambda dtype: _seconds(dtype, device, size, repeats)
+    )
+
+
+def _seconds(dtype: torch.dtype, device: torch.device, size: int, repeats: int) -> float:
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        (matrix @ matrix).sum().item()
+        times.append(time.perf_counter() - started)
+    return min(times[1:])

@@ -1,0 +1,1 @@
+"""Rows in; table, figure or page out."""

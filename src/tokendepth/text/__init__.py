@@ -1,0 +1,1 @@
+"""Texts, tokens, and how they are shown."""

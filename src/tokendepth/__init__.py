@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from tokendepth.adapters.view import Parts, View, find_view
     from tokendepth.errors import FetchError, NonFiniteError
     from tokendepth.measure.capture import capture
-    from tokendepth.measure.depth_map import DepthMap, MapInterrupted, map
+    from tokendepth.measure.depth_map import DepthMap
     from tokendepth.measure.lens import Lens
+    from tokendepth.measure.mapping import MapInterrupted, MapOptions, map
     from tokendepth.measure.settling import Rule
 
 _HOME = {
@@ -22,7 +23,8 @@ _HOME = {
     "FetchError": "errors",
     "Lens": "measure.lens",
     "Loaded": "adapters.load",
-    "MapInterrupted": "measure.depth_map",
+    "MapInterrupted": "measure.mapping",
+    "MapOptions": "measure.mapping",
     "NonFiniteError": "errors",
     "Parts": "adapters.view",
     "Rule": "measure.settling",
@@ -30,7 +32,7 @@ _HOME = {
     "capture": "measure.capture",
     "find_view": "adapters.view",
     "load": "adapters.load",
-    "map": "measure.depth_map",
+    "map": "measure.mapping",
 }
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "Lens",
     "Loaded",
     "MapInterrupted",
+    "MapOptions",
     "NonFiniteError",
     "Parts",
     "Rule",

@@ -24,7 +24,7 @@ def wide(values: Tensor) -> Tensor:
 
 
 def probabilities(log_p: Float[Tensor, "token vocab"]) -> Float[Tensor, "token vocab"]:
-    """exp of log-probabilities, with those below e^-87 rounded up to it.
+    """Probabilities from their logarithms, with those below e^-87 rounded up to it.
 
     Below lie the denormal numbers, on which processors are up to a hundred times slower. A whole
     vocabulary of them would shift a sum by less than 1e-30.
@@ -70,9 +70,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     try:
         resolved = torch.device("cpu" if device is None else device)
     except RuntimeError:
-        raise ValueError(
-            f"device: got {device!r}; allowed are cpu, cuda, cuda:N and mps"
-        ) from None
+        raise ValueError(f"device: got {device!r}; allowed are cpu, cuda, cuda:N and mps") from None
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
     if not present.get(resolved.type, False):
         there = ", ".join(name for name, is_there in present.items() if is_there)

@@ -149,7 +149,7 @@ def find_view(model: nn.Module, parts: Parts | None = None) -> View:
     block_path, blocks = _find_blocks(model, parts.blocks)
     unembed_path, unembed = _find_unembed(model, parts.unembed)
     config = getattr(model, "config", None)
-    rows, width = model.get_input_embeddings().weight.shape
+    rows, width = _embedding(model).weight.shape
     if parts.final_norm is not None:
         tail = {parts.final_norm: _module_at(model, parts.final_norm, "final_norm")}
     else:
@@ -270,6 +270,16 @@ def _config_scale(config: Any) -> float:
         return 1.0 / divisor
     scale = getattr(config, "logit_scale", None)
     return 1.0 if scale is None else float(scale)
+
+
+def _embedding(model: nn.Module) -> Any:
+    getter = getattr(model, "get_input_embeddings", None)
+    if getter is None:
+        raise ValueError(
+            f"model: {type(model).__name__} has no get_input_embeddings; it must be a causal "
+            "language model of transformers, or offer the same methods"
+        )
+    return getter()
 
 
 def _module_at(model: nn.Module, path: str, argument: str) -> nn.Module:

@@ -14,10 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tyro.conf import OmitArgPrefixes, Positional
 
 from tokendepth.adapters.view import Parts
-from tokendepth.measure.depth_map import MapOptions
+from tokendepth.measure.mapping import MapOptions
 
 if TYPE_CHECKING:
-    from tokendepth.measure.depth_map import DepthMap, OnProgress
+    from tokendepth.measure.depth_map import DepthMap
+    from tokendepth.measure.mapping import OnProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class MapCommand:
     def run(self) -> int:
         """Map, print and write. Returns the exit code."""
         from tokendepth.adapters.load import load
-        from tokendepth.measure.depth_map import MapInterrupted, map
+        from tokendepth.measure.mapping import MapInterrupted, map
         from tokendepth.reporting.files import check_writable
 
         names, texts = self._documents()

@@ -52,7 +52,7 @@ def rule_holds(
     readings: Readings, rule: Rule, threshold: float | None
 ) -> Bool[Tensor, "state token"]:
     """Where a rule holds. Rules that compare with the state before never hold at state 0."""
-    if rule == "argmax":
+    if rule == "argmax" or threshold is None:
         return readings.same_argmax
     values = {
         "kl_last": readings.kl_last,

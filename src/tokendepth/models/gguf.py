@@ -107,7 +107,7 @@ def _config(facts: dict[str, Any], *, tied: bool) -> Any:
 
 
 def _tokenizer(facts: dict[str, Any]) -> Any:
-    """The file's byte-level BPE. The pre-tokenizer named `smollm` splits single digits off first."""
+    """The file's byte-level BPE. Its pre-tokenizer `smollm` splits single digits off first."""
     from transformers import PreTrainedTokenizerFast
 
     tokens: list[str] = facts["tokenizer.ggml.tokens"]

@@ -34,9 +34,7 @@ def depth_page(result: DepthMap) -> str:
     return environment.get_template("depth_map.html.j2").render(
         result=result,
         shown=min(result.num_tokens, MAX_TOKENS),
-        colours=[
-            depth_colours(depth, result.num_layers) for depth in range(result.num_layers + 1)
-        ],
+        colours=[depth_colours(depth, result.num_layers) for depth in range(result.num_layers + 1)],
         breaks=_line_breaks(result),
         data=_data(result),
         figure=_svg(result),

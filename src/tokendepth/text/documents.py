@@ -153,9 +153,7 @@ def _with_template(text: str, tokenizer: Any) -> tuple[list[int], list[bool], in
     encoded = tokenizer(
         rendered, add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )
-    added = [
-        stop <= begin or start >= end for start, stop in encoded["offset_mapping"]
-    ]
+    added = [stop <= begin or start >= end for start, stop in encoded["offset_mapping"]]
     return encoded["input_ids"], added, 0
 
 

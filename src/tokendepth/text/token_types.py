@@ -19,8 +19,7 @@ TokenType = Literal[
 ]
 TOKEN_TYPES: tuple[TokenType, ...] = get_args(TokenType)
 
-FUNCTION_WORDS = frozenset(
-    """
+_FUNCTION_WORDS = """
     a an the this that these those my your his her its our their mine yours hers ours theirs
     i you he she it we they me him us them myself yourself himself herself itself ourselves
     yourselves themselves one who whom whose which what whoever whatever whichever
@@ -38,8 +37,8 @@ FUNCTION_WORDS = frozenset(
     very too quite rather just only even also else still already again ever perhaps
     thou thee thy thine ye hath doth art hast dost shalt wilt 'tis 'twas
     's 't 're 've 'm 'll 'd
-    """.split()
-)
+"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def token_type(text: str, *, special: bool = False) -> TokenType:

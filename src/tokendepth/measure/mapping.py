@@ -1,0 +1,265 @@
+"""Measure the settling depth of every token: texts to windows, windows to readings, to a result."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokendepth import __version__
+from tokendepth.adapters.load import Loaded, load
+from tokendepth.adapters.view import View
+from tokendepth.measure.capture import capture
+from tokendepth.measure.depth_map import DepthMap, DocumentFacts
+from tokendepth.measure.lens import Lens, Readings
+from tokendepth.measure.settling import (
+    DEFAULT_THRESHOLDS,
+    RULES,
+    Rule,
+    check_rule,
+    rule_holds,
+    settle,
+)
+from tokendepth.text.documents import Document, Window, tokenize, windows
+from tokendepth.text.pieces import Pieces
+from tokendepth.text.token_types import token_type
+
+STATE_BYTES = 256 * 2**20
+"""States held at a time, unless a single window needs more."""
+
+OnProgress = Callable[[int, int], None]
+"""Told (tokens done, tokens in all) after each batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOptions:
+    """What to measure and how."""
+
+    rule: Rule = "kl_last"
+    """When a token counts as settled."""
+    threshold: float | None = None
+    """Threshold of the rule; its own default unless given."""
+    chat: bool = False
+    """Wrap each text in the model's chat template, as a message of the user."""
+    include_first: bool = False
+    """Count the first position of each window in the statistics. Its state is an outlier in most
+    models, since it cannot look at anything but itself."""
+    top_k: int = 5
+    """How many of the most likely tokens to keep at each state."""
+    batch: int = 8
+    """Windows in one forward pass, at most."""
+    limit: int | None = None
+    """Map at most so many tokens of each document."""
+
+    def __post_init__(self) -> None:
+        check_rule(self.rule, self.threshold)
+        if self.top_k < 0:
+            raise ValueError(f"top_k: got {self.top_k}; it must be 0 or more")
+        if self.batch < 1:
+            raise ValueError(f"batch: got {self.batch}; it must be at least 1")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit: got {self.limit}; it must be at least 1")
+
+
+class MapInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a map. `result` holds the windows done until then, or None."""
+
+    def __init__(self, result: DepthMap | None) -> None:
+        super().__init__()
+        self.result = result
+
+
+def map(
+    texts: str | Sequence[str],
+    model: str | Path | Loaded = "smollm2",
+    *,
+    names: Sequence[str] | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+    **options: Any,
+) -> DepthMap:
+    """Measure the settling depth of every token.
+
+    Args:
+        texts: one text, or several documents.
+        model: what `tokendepth.load` takes, or what it returned.
+        names: what to call the documents.
+        on_progress: told (tokens done, tokens in all) after each batch.
+        options: the fields of `MapOptions`.
+
+    Raises:
+        ValueError: an empty text, an unknown option value, or a model whose parts are not found.
+        NonFiniteError: a weight, state or logit is NaN or infinite.
+        MapInterrupted: Ctrl-C; what is done is in its `result`.
+    """
+    given = MapOptions(**options)
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    if not texts:
+        raise ValueError("texts: got none; give at least one text")
+    loaded = model if isinstance(model, Loaded) else load(model)
+    names = names or [f"text {number}" for number in range(1, len(texts) + 1)]
+    documents = [
+        tokenize(name, text, loaded.tokenizer, chat=given.chat, limit=given.limit)
+        for name, text in zip(names, texts, strict=True)
+    ]
+    return _map_documents(loaded, documents, given, on_progress)
+
+
+def _map_documents(
+    loaded: Loaded, documents: list[Document], options: MapOptions, on_progress: OnProgress
+) -> DepthMap:
+    view = loaded.view
+    for document in documents:  # before minutes of work, not after
+        view.check_ids(torch.tensor(document.ids))
+    lens = Lens(view)
+    cut = list(windows(documents, view.max_positions))
+    total = sum(len(window.ids) for window in cut)
+    done: list[tuple[Window, Readings]] = []
+    try:
+        for number, batch in enumerate(_batches(cut, view, options.batch)):
+            done += _read_batch(lens, batch, options, number)
+            on_progress(sum(len(window.ids) for window, _ in done), total)
+    except KeyboardInterrupt:
+        partial = _result(loaded, documents, done, options, complete=False) if done else None
+        raise MapInterrupted(partial) from None
+    return _result(loaded, documents, done, options, complete=True)
+
+
+def _batches(cut: list[Window], view: View, size: int) -> Iterator[list[Window]]:
+    """Windows in order, at most `size` together and no more padded states than `STATE_BYTES`."""
+    budget = STATE_BYTES // ((view.num_layers + 1) * view.width * view.dtype.itemsize)
+    batch: list[Window] = []
+    for window in cut:
+        longest = max(len(other.ids) for other in [*batch, window])
+        if batch and (len(batch) == size or longest * (len(batch) + 1) > budget):
+            yield batch
+            batch = []
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+def _read_batch(
+    lens: Lens, batch: list[Window], options: MapOptions, number: int
+) -> list[tuple[Window, Readings]]:
+    lengths = [len(window.ids) for window in batch]
+    ids = torch.zeros(len(batch), max(lengths), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, window in enumerate(batch):
+        ids[row, : lengths[row]] = torch.tensor(window.ids)
+        mask[row, : lengths[row]] = 1
+    ids, mask = ids.to(lens.view.device), mask.to(lens.view.device)
+    states = capture(lens.view, ids, mask, batch=number)
+    readings = lens.read(states, mask.bool(), top_k=options.top_k, batch=number)
+    pieces = zip(*(value.split(lengths, dim=1) for value in vars(readings).values()), strict=True)
+    named = [dict(zip(vars(readings), piece, strict=True)) for piece in pieces]
+    return [(window, Readings(**values)) for window, values in zip(batch, named, strict=True)]
+
+
+def _result(
+    loaded: Loaded,
+    documents: list[Document],
+    done: list[tuple[Window, Readings]],
+    options: MapOptions,
+    *,
+    complete: bool,
+) -> DepthMap:
+    threshold = check_rule(options.rule, options.threshold)
+    thresholds: dict[Rule, float | None] = {**DEFAULT_THRESHOLDS, options.rule: threshold}
+    pieces = Pieces(loaded.tokenizer)
+    texts = [pieces.texts(document.ids) for document in documents]
+    parts = [
+        _columns(window, readings, documents[window.document], thresholds)
+        for window, readings in done
+    ]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    positions = list(zip(columns["document"], columns["index"], strict=True))
+    read = tuple(texts[document][index] for document, index in positions)
+    special = np.array([documents[document].is_special[index] for document, index in positions])
+    first = columns.pop("first")
+    return DepthMap(
+        model=loaded.title,
+        num_layers=loaded.view.num_layers,
+        rule=options.rule,
+        threshold=threshold,
+        documents=tuple(_facts(number, documents, done) for number in range(len(documents))),
+        texts=read,
+        types=tuple(
+            token_type(text, special=bool(mark)) for text, mark in zip(read, special, strict=True)
+        ),
+        counted=~special & (options.include_first | ~first),
+        depths={rule: columns.pop(f"depth {rule}") for rule in RULES},
+        unsettled_under={rule: columns.pop(f"unsettled {rule}") for rule in RULES},
+        top_texts={int(one): pieces.alone(int(one)) for one in np.unique(columns["top_ids"])},
+        measured=_measured(loaded, documents, options),
+        complete=complete,
+        **columns,
+    )
+
+
+def _columns(
+    window: Window,
+    readings: Readings,
+    document: Document,
+    thresholds: Mapping[Rule, float | None],
+) -> dict[str, np.ndarray]:
+    """The arrays of one window, without the tokens it repeats from the start of the document."""
+    length, repeated = len(window.ids), window.num_repeated
+    index = np.arange(window.first, window.first + length - repeated)
+    columns = {
+        "document": np.full(len(index), window.document),
+        "index": index,
+        "window": np.full(len(index), window.index),
+        "ids": np.array(document.ids)[index],
+        "first": np.arange(repeated, length) == 0,
+        "entropy": readings.entropy.T[repeated:].numpy(),
+        "kl": readings.kl_last.T[repeated:].numpy(),
+        "top_ids": readings.top_ids.transpose(0, 1)[repeated:].numpy(),
+        "top_probabilities": readings.top_probabilities.transpose(0, 1)[repeated:].numpy(),
+    }
+    for rule, threshold in thresholds.items():
+        depth, unsettled = settle(rule_holds(readings, rule, threshold))
+        columns[f"depth {rule}"] = depth[repeated:].numpy()
+        columns[f"unsettled {rule}"] = unsettled[repeated:].numpy()
+    return columns
+
+
+def _facts(
+    number: int, documents: list[Document], done: list[tuple[Window, Readings]]
+) -> DocumentFacts:
+    mine = [window for window, _ in done if window.document == number]
+    return DocumentFacts(
+        name=documents[number].name,
+        num_tokens=sum(len(window.ids) - window.num_repeated for window in mine),
+        num_dropped=documents[number].num_dropped,
+        window_starts=tuple(window.first for window in mine),
+    )
+
+
+def _measured(loaded: Loaded, documents: list[Document], options: MapOptions) -> dict[str, Any]:
+    import transformers
+
+    view = loaded.view
+    before = [
+        loaded.tokenizer.convert_ids_to_tokens(one)
+        for one in documents[0].ids[: documents[0].num_prefix]
+    ]
+    return {
+        "tokendepth": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "weights_sha256": loaded.weights_hash,
+        "dtype": str(view.dtype).removeprefix("torch."),
+        "device": str(view.device),
+        "read_out": view.describe(),
+        "max_positions": view.max_positions,
+        "special_tokens": (
+            "the chat template's"
+            if options.chat
+            else f"the tokenizer's default: {' '.join(before) or 'none'} before each window"
+        ),
+        "first_ids": list(documents[0].ids[:5]),
+        **dataclasses.asdict(options),
+    }

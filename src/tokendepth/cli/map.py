@@ -48,6 +48,7 @@ class MapCommand:
         from tokendepth.measure.mapping import MapInterrupted, map
         from tokendepth.reporting.files import check_writable
 
+        self.measure.check()
         names, texts = self._documents()
         html, jsonl = self._outputs(texts)
         check_writable(html, "html")
@@ -65,13 +66,20 @@ class MapCommand:
         try:
             with _progress(errors) as on_progress:
                 result = map(
-                    texts, loaded, names=names, on_progress=on_progress, **vars(self.measure)
+                    texts,
+                    loaded,
+                    names=names,
+                    on_progress=on_progress,
+                    resume=jsonl.with_name(f"{jsonl.name}.partial"),
+                    **vars(self.measure),
                 )
         except MapInterrupted as interruption:
             if interruption.result is None:
                 raise
             result, code = interruption.result, 130
-            errors.print("interrupted; the windows done until then are kept")
+            errors.print(
+                "interrupted: what is done is kept; the same command again goes on from there"
+            )
         result.write_jsonl(jsonl)
         result.write_html(html)
         _show(result, html)
@@ -83,7 +91,7 @@ class MapCommand:
 
     def _documents(self) -> tuple[list[str], list[str]]:
         """Names and texts, all of them read before any work is done."""
-        from tokendepth.text.documents import read_text
+        from tokendepth.text.documents import check_text, read_text
 
         if bool(self.text) == bool(self.file):
             raise ValueError(
@@ -91,9 +99,15 @@ class MapCommand:
                 '  tokendepth map "To be, or not to be"'
             )
         if self.text:
-            return [f"text {number}" for number in range(1, len(self.text) + 1)], list(self.text)
-        texts = [read_text(path) for path in self.file]
-        return [str(path) for path in self.file], texts
+            names, texts = [f"text {n}" for n in range(1, len(self.text) + 1)], list(self.text)
+        else:
+            names, texts = (
+                [str(path) for path in self.file],
+                [read_text(path) for path in self.file],
+            )
+        for name, text in zip(names, texts, strict=True):
+            check_text(name, text)
+        return names, texts
 
     def _outputs(self, texts: list[str]) -> tuple[Path, Path]:
         """Absolute paths. The default name tells apart texts, models and options."""

@@ -15,6 +15,7 @@ from tokendepth.adapters.view import View
 from tokendepth.measure.capture import capture
 from tokendepth.measure.depth_map import DepthMap, DocumentFacts
 from tokendepth.measure.lens import Lens, Readings
+from tokendepth.measure.partial import fingerprint, load_partial, save_partial
 from tokendepth.measure.settling import (
     DEFAULT_THRESHOLDS,
     RULES,
@@ -54,7 +55,8 @@ class MapOptions:
     limit: int | None = None
     """Map at most so many tokens of each document."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise a `ValueError` that names the first option out of its range."""
         check_rule(self.rule, self.threshold)
         if self.top_k < 0:
             raise ValueError(f"top_k: got {self.top_k}; it must be 0 or more")
@@ -78,6 +80,7 @@ def map(
     *,
     names: Sequence[str] | None = None,
     on_progress: OnProgress = lambda done, total: None,
+    resume: Path | None = None,
     **options: Any,
 ) -> DepthMap:
     """Measure the settling depth of every token.
@@ -87,14 +90,17 @@ def map(
         model: what `tokendepth.load` takes, or what it returned.
         names: what to call the documents.
         on_progress: told (tokens done, tokens in all) after each batch.
+        resume: where the windows done are kept after Ctrl-C; the same map, called again with the
+            same path, goes on from there and removes the file when done.
         options: the fields of `MapOptions`.
 
     Raises:
         ValueError: an empty text, an unknown option value, or a model whose parts are not found.
         NonFiniteError: a weight, state or logit is NaN or infinite.
-        MapInterrupted: Ctrl-C; what is done is in its `result`.
+        MapInterrupted: Ctrl-C; what is done is in its `result`, and in `resume`.
     """
     given = MapOptions(**options)
+    given.check()
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not texts:
         raise ValueError("texts: got none; give at least one text")
@@ -104,11 +110,15 @@ def map(
         tokenize(name, text, loaded.tokenizer, chat=given.chat, limit=given.limit)
         for name, text in zip(names, texts, strict=True)
     ]
-    return _map_documents(loaded, documents, given, on_progress)
+    return _map_documents(loaded, documents, given, on_progress, resume)
 
 
 def _map_documents(
-    loaded: Loaded, documents: list[Document], options: MapOptions, on_progress: OnProgress
+    loaded: Loaded,
+    documents: list[Document],
+    options: MapOptions,
+    on_progress: OnProgress,
+    resume: Path | None,
 ) -> DepthMap:
     view = loaded.view
     for document in documents:  # before minutes of work, not after
@@ -116,34 +126,43 @@ def _map_documents(
     lens = Lens(view)
     cut = list(windows(documents, view.max_positions))
     total = sum(len(window.ids) for window in cut)
-    done: list[tuple[Window, Readings]] = []
+    mark = fingerprint(loaded.weights_hash, str(view.dtype), cut, options.top_k)
+    done = {} if resume is None else load_partial(resume, mark)
+    left = [number for number in range(len(cut)) if number not in done]
     try:
-        for number, batch in enumerate(_batches(cut, view, options.batch)):
-            done += _read_batch(lens, batch, options, number)
-            on_progress(sum(len(window.ids) for window, _ in done), total)
+        for batch_number, batch in enumerate(_batches(cut, left, view, options.batch)):
+            read = _read_batch(lens, [cut[number] for number in batch], options, batch_number)
+            done |= zip(batch, read, strict=True)
+            on_progress(sum(len(cut[number].ids) for number in done), total)
     except KeyboardInterrupt:
-        partial = _result(loaded, documents, done, options, complete=False) if done else None
+        if not done:
+            raise MapInterrupted(None) from None
+        if resume is not None:
+            save_partial(resume, mark, done)
+        partial = _result(loaded, documents, cut, done, options)
         raise MapInterrupted(partial) from None
-    return _result(loaded, documents, done, options, complete=True)
+    if resume is not None:
+        resume.unlink(missing_ok=True)
+    return _result(loaded, documents, cut, done, options)
 
 
-def _batches(cut: list[Window], view: View, size: int) -> Iterator[list[Window]]:
-    """Windows in order, at most `size` together and no more padded states than `STATE_BYTES`."""
+def _batches(cut: list[Window], numbers: list[int], view: View, size: int) -> Iterator[list[int]]:
+    """Window numbers, at most `size` together and no more padded states than `STATE_BYTES`."""
     budget = STATE_BYTES // ((view.num_layers + 1) * view.width * view.dtype.itemsize)
-    batch: list[Window] = []
-    for window in cut:
-        longest = max(len(other.ids) for other in [*batch, window])
+    batch: list[int] = []
+    for number in numbers:
+        longest = max(len(cut[other].ids) for other in [*batch, number])
         if batch and (len(batch) == size or longest * (len(batch) + 1) > budget):
             yield batch
             batch = []
-        batch.append(window)
+        batch.append(number)
     if batch:
         yield batch
 
 
 def _read_batch(
     lens: Lens, batch: list[Window], options: MapOptions, number: int
-) -> list[tuple[Window, Readings]]:
+) -> list[Readings]:
     lengths = [len(window.ids) for window in batch]
     ids = torch.zeros(len(batch), max(lengths), dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -154,25 +173,24 @@ def _read_batch(
     states = capture(lens.view, ids, mask, batch=number)
     readings = lens.read(states, mask.bool(), top_k=options.top_k, batch=number)
     pieces = zip(*(value.split(lengths, dim=1) for value in vars(readings).values()), strict=True)
-    named = [dict(zip(vars(readings), piece, strict=True)) for piece in pieces]
-    return [(window, Readings(**values)) for window, values in zip(batch, named, strict=True)]
+    return [Readings(**dict(zip(vars(readings), piece, strict=True))) for piece in pieces]
 
 
 def _result(
     loaded: Loaded,
     documents: list[Document],
-    done: list[tuple[Window, Readings]],
+    cut: list[Window],
+    done: Mapping[int, Readings],
     options: MapOptions,
-    *,
-    complete: bool,
 ) -> DepthMap:
     threshold = check_rule(options.rule, options.threshold)
     thresholds: dict[Rule, float | None] = {**DEFAULT_THRESHOLDS, options.rule: threshold}
     pieces = Pieces(loaded.tokenizer)
     texts = [pieces.texts(document.ids) for document in documents]
+    mapped = [cut[number] for number in sorted(done)]
     parts = [
-        _columns(window, readings, documents[window.document], thresholds)
-        for window, readings in done
+        _columns(cut[number], done[number], documents[cut[number].document], thresholds)
+        for number in sorted(done)
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     positions = list(zip(columns["document"], columns["index"], strict=True))
@@ -184,7 +202,7 @@ def _result(
         num_layers=loaded.view.num_layers,
         rule=options.rule,
         threshold=threshold,
-        documents=tuple(_facts(number, documents, done) for number in range(len(documents))),
+        documents=tuple(_facts(number, documents, mapped) for number in range(len(documents))),
         texts=read,
         types=tuple(
             token_type(text, special=bool(mark)) for text, mark in zip(read, special, strict=True)
@@ -194,7 +212,7 @@ def _result(
         unsettled_under={rule: columns.pop(f"unsettled {rule}") for rule in RULES},
         top_texts={int(one): pieces.alone(int(one)) for one in np.unique(columns["top_ids"])},
         measured=_measured(loaded, documents, options),
-        complete=complete,
+        complete=len(done) == len(cut),
         **columns,
     )
 
@@ -226,10 +244,8 @@ def _columns(
     return columns
 
 
-def _facts(
-    number: int, documents: list[Document], done: list[tuple[Window, Readings]]
-) -> DocumentFacts:
-    mine = [window for window, _ in done if window.document == number]
+def _facts(number: int, documents: list[Document], mapped: list[Window]) -> DocumentFacts:
+    mine = [window for window in mapped if window.document == number]
     return DocumentFacts(
         name=documents[number].name,
         num_tokens=sum(len(window.ids) - window.num_repeated for window in mine),

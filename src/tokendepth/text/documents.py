@@ -55,6 +55,12 @@ def read_text(path: Path) -> str:
         ) from None
 
 
+def check_text(name: str, text: str) -> None:
+    """Raise a `ValueError` when there is nothing to read."""
+    if text == "":
+        raise ValueError(f"text: {name} is empty; give at least one character")
+
+
 def tokenize(
     name: str, text: str, tokenizer: Any, *, chat: bool = False, limit: int | None = None
 ) -> Document:
@@ -68,15 +74,12 @@ def tokenize(
         text: the text; with `chat`, the one message of the user.
         tokenizer: a tokenizer of transformers.
         chat: wrap the text in the tokenizer's chat template, ready for an answer.
-        limit: keep at most so many tokens.
+        limit: keep at most so many tokens, at least 1.
 
     Raises:
-        ValueError: an empty text, a limit below 1, or a tokenizer without a chat template.
+        ValueError: an empty text, or a tokenizer without a chat template.
     """
-    if text == "":
-        raise ValueError(f"text: {name} is empty; give at least one character")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit: got {limit}; it must be at least 1, or left out for all tokens")
+    check_text(name, text)
     if chat:
         ids, added, num_prefix = _with_template(text, tokenizer)
     else:

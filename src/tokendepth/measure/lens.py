@@ -21,8 +21,10 @@ from tokendepth.measure.capture import States, capture
 from tokendepth.numerics import all_finite, entropy, kl_divergence, probabilities, wide
 
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
-CHUNK_BYTES = 24 * 2**20
-"""Log-probabilities held at a time. Below 32 MB the allocator hands freed pages out again."""
+CHUNK_BYTES = 40 * 2**20
+"""Size of one buffer over the vocabulary; about eight live at a time. Above 32 MB the usual
+allocator maps each buffer on its own and gives it back at once; smaller ones were seen to split
+the heap until it held two hundred of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +87,22 @@ class Lens:
             top_k: how many of the most likely tokens to keep.
             batch: number of this batch, for error messages.
         """
-        picked = [states[index][rows] for index in range(self.view.num_layers + 1)]
-        num_tokens, vocab = picked[0].shape[0], self._vocab(picked[0])
+        places = rows.nonzero(as_tuple=True)
+        num_tokens, vocab = len(places[0]), self._vocab(states[0][:1, 0])
         if not 0 <= top_k <= vocab:
             raise ValueError(f"top_k: got {top_k}; it must lie between 0 and {vocab}")
         step = max(1, CHUNK_BYTES // (4 * vocab))
         parts = []
         with undisturbed(self.view.model), torch.no_grad():
             for start in range(0, num_tokens, step):
-                chunk = [state[start : start + step] for state in picked]
+                here = tuple(axis[start : start + step] for axis in places)
+                chunk = [states[index][here] for index in range(self.view.num_layers + 1)]
                 parts.append(self._read_chunk(chunk, top_k, batch))
         return _joined(parts)
 
-    def _vocab(self, rows: Tensor) -> int:
+    def _vocab(self, row: Tensor) -> int:
         with undisturbed(self.view.model), torch.no_grad():
-            return self.view.read_out(rows[:1]).shape[-1]
+            return self.view.read_out(row).shape[-1]
 
     def _read_chunk(self, chunk: list[Tensor], top_k: int, batch: int) -> Readings:
         last = self._predict(chunk, len(chunk) - 1, batch)

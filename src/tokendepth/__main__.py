@@ -1,0 +1,5 @@
+"""`python -m tokendepth`: the command line."""
+
+from tokendepth.cli.main import entry
+
+entry()

@@ -42,7 +42,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3": {**_GROUPED, "head_dim": 8},
     "Phi": {**_SIZES, "intermediate_size": 64},
     "Gemma2": {**_GROUPED, "head_dim": 8},
-    "Cohere": _GROUPED,
+    "Cohere": {**_GROUPED, "logit_scale": 0.7},
     "Granite": {**_GROUPED, "logits_scaling": 4.0},
 }
 FAMILIES = tuple(_CONFIGS)
@@ -183,20 +183,7 @@ def smollm2() -> Any:
         pytest.skip(f"the real model is not here: {error}")
 
 
-@pytest.fixture
-def ragged(tokenizer: Any) -> Callable[[str], tuple[torch.Tensor, torch.Tensor, list[list[int]]]]:
-    """Three texts of different lengths as one padded batch, its mask, and the three alone."""
-
-    def build(side: str) -> tuple[torch.Tensor, torch.Tensor, list[list[int]]]:
-        return pad([tokenizer(text)["input_ids"] for text in SMALL_TEXTS], side)
-
-    return build
-
-
-def pad(
-    singles: list[list[int]], side: str
-) -> tuple[torch.Tensor, torch.Tensor, list[list[int]]]:
-    """Pad on one side with zeros."""
+def _pad(singles: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor, Any]:
     longest = max(map(len, singles))
     ids = torch.zeros(len(singles), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -205,3 +192,15 @@ def pad(
         ids[row, at] = torch.tensor(single)
         mask[row, at] = 1
     return ids, mask, singles
+
+
+@pytest.fixture(scope="session")
+def pad() -> Callable[..., Any]:
+    """Pad token ids with zeros on the "left" or "right": the batch, its mask, and the ids."""
+    return _pad
+
+
+@pytest.fixture(scope="session")
+def ragged(tokenizer: Any) -> Callable[[str], Any]:
+    """Three texts of different lengths, padded on one side."""
+    return lambda side: _pad([tokenizer(text)["input_ids"] for text in SMALL_TEXTS], side)

@@ -44,4 +44,4 @@ def test_the_python_block_runs(tmp_path, smollm2):
     (block,) = blocks("python")
     done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().splitlines()[-1] == "torch.Size([1, 6, 576])"
+    assert done.stdout.decode().splitlines()[-1] == "torch.Size([1, 7, 576])"

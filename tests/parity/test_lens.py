@@ -34,34 +34,36 @@ def _capped(logits: Tensor, cap: float) -> Tensor:
 
 
 @torch.no_grad()
-def _states_by_hand(model: Any, blocks: Any, single: list[int]) -> list[Tensor]:
-    """Residual states of one text alone: clones, so that nothing done later can change them."""
+def _states_by_hand(model: Any, blocks: Any, ids: Tensor, mask: Tensor) -> list[Tensor]:
+    """Residual states of all tokens in a row: clones, so that nothing can change them later."""
     seen: list[Tensor] = []
+    shape = (*ids.shape, model.config.hidden_size)
+
+    def keep(value: Any) -> None:
+        hidden = value[0] if isinstance(value, tuple) else value
+        seen.append(hidden.reshape(shape)[mask.bool()].clone())
 
     def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        seen.append((args[0] if args else kwargs["hidden_states"])[0].clone())
+        keep(args[0] if args else kwargs["hidden_states"])
 
-    def leave(module: nn.Module, args: tuple, output: Any) -> None:
-        seen.append((output[0] if isinstance(output, tuple) else output).reshape(1, -1, width)[0])
-        seen[-1] = seen[-1].clone()
-
-    width = model.config.hidden_size
     handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
-    handles += [block.register_forward_hook(leave) for block in blocks]
-    try:
-        model(input_ids=torch.tensor([single]))
-    finally:
-        for handle in handles:
-            handle.remove()
+    handles += [block.register_forward_hook(lambda m, a, out: keep(out)) for block in blocks]
+    if bool((mask == 1).all()):
+        model(input_ids=ids)
+    else:
+        positions = torch.stack([(row.cumsum(0) - 1).clamp(min=0) for row in mask])
+        model(input_ids=ids, attention_mask=mask, position_ids=positions)
+    for handle in handles:
+        handle.remove()
     return seen
 
 
 @torch.no_grad()
-def _by_hand(model: Any, family: str, single: list[int]) -> dict[str, Tensor]:
+def _by_hand(model: Any, family: str, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
     blocks, norm, head = BY_HAND[family](model)
-    states = _states_by_hand(model, blocks, single)
-    logits = [head(norm(state[None]))[0] for state in states]
-    p = [Categorical(logits=one.double()) for one in logits]  # float32 underflows to 0 here
+    states = _states_by_hand(model, blocks, ids, torch.ones_like(ids) if mask is None else mask)
+    logits = [head(norm(state)) for state in states]
+    p = [Categorical(logits=one.double()) for one in logits]  # in float32 they underflow to 0
     steps = range(1, len(states))
     change = [(states[j] - states[j - 1]).norm(dim=-1) / states[j].norm(dim=-1) for j in steps]
     top_two = torch.stack([one.topk(2, dim=-1).values for one in logits])
@@ -73,6 +75,11 @@ def _by_hand(model: Any, family: str, single: list[int]) -> dict[str, Tensor]:
         "state": torch.stack(change),
         "gap": top_two[..., 0] - top_two[..., 1],
     }
+
+
+def _each_alone(model: Any, family: str, singles: list[list[int]]) -> dict[str, Tensor]:
+    hands = [_by_hand(model, family, torch.tensor([single])) for single in singles]
+    return {name: torch.cat([one[name] for one in hands], dim=1) for name in hands[0]}
 
 
 def _depth_by_hand(holds: list[bool], num_layers: int) -> tuple[int, bool]:
@@ -103,12 +110,20 @@ def _check_depths(readings: Readings, hand: dict[str, Tensor], rule: Any, thresh
     return compared
 
 
-def _compare(view: View, family: str, ids: Tensor, mask: Tensor, singles: list[list[int]]) -> None:
+def _between(values: Tensor) -> float:
+    """A threshold that parts the values in two and lies far from all of them."""
+    ordered = values.flatten().sort().values[len(values.flatten()) // 4 :]
+    ordered = ordered[: len(ordered) // 2]
+    at = int(ordered.diff().argmax())
+    return float(ordered[at : at + 2].mean())
+
+
+def _compare(
+    view: View, ids: Tensor, mask: Tensor, hand: dict[str, Tensor], relative: float = 0.0
+) -> None:
     lens = tokendepth.Lens(view)
     readings = lens.read(tokendepth.capture(view, ids, mask), mask.bool(), top_k=3)
-    hands = [_by_hand(view.model, family, single) for single in singles]
-    hand = {name: torch.cat([one[name] for one in hands], dim=1) for name in hands[0]}
-    close = {"rtol": 0, "atol": 1e-4}
+    close = {"rtol": relative, "atol": 1e-4}
     torch.testing.assert_close(readings.kl_last, hand["kl_last"], **close)
     torch.testing.assert_close(readings.kl_previous[1:], hand["kl_previous"], **close)
     torch.testing.assert_close(readings.entropy, hand["entropy"], **close)
@@ -117,7 +132,7 @@ def _compare(view: View, family: str, ids: Tensor, mask: Tensor, singles: list[l
     assert readings.relative_change[0].isnan().all()
     for rule in RULES:
         given = DEFAULT_THRESHOLDS[rule]
-        asked = [given] if rule == "argmax" else [given, float(hand[rule].median())]
+        asked = [given] if rule == "argmax" else [given, _between(hand[rule])]
         for threshold in asked:
             compared = _check_depths(readings, hand, rule, threshold)
             assert compared > 0.8 * mask.sum(), f"{rule}: nearly all tokens must be comparable"
@@ -133,31 +148,31 @@ def test_readings_and_depths_equal_those_by_hand(
     family: str, side: str, shared_model: Callable[[str], Any], ragged: Callable[[str], Any]
 ) -> None:
     model = shared_model(family)
-    _compare(tokendepth.find_view(model), family, *ragged(side))
+    ids, mask, singles = ragged(side)
+    _compare(tokendepth.find_view(model), ids, mask, _each_alone(model, family, singles))
 
 
 def test_one_text_alone_equals_the_one_by_hand(
     family: str, shared_model: Callable[[str], Any], ragged: Callable[[str], Any]
 ) -> None:
-    view = tokendepth.find_view(shared_model(family))
+    model = shared_model(family)
+    view = tokendepth.find_view(model)
     for single in ragged("left")[2]:
         ids = torch.tensor([single])
-        _compare(view, family, ids, torch.ones_like(ids), [single])
+        _compare(view, ids, torch.ones_like(ids), _by_hand(model, family, ids))
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_the_real_model_equals_the_one_by_hand(side: str, smollm2: Any) -> None:
+def test_the_real_model_equals_the_one_by_hand(
+    side: str, smollm2: Any, pad: Callable[..., Any]
+) -> None:
     texts = ("To be, or not to be", "Water boils at 100 °C.", "The cat sat on the mat, and the dog")
-    singles = [smollm2.tokenizer(text)["input_ids"] for text in texts]
-    longest = max(map(len, singles))
-    ids = torch.zeros(3, longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, single in enumerate(singles):
-        start = longest - len(single) if side == "left" else 0
-        ids[row, start : start + len(single)] = torch.tensor(single)
-        mask[row, start : start + len(single)] = 1
-    _compare(smollm2.view, "Llama", ids, mask, singles)
+    ids, mask, singles = pad([smollm2.tokenizer(text)["input_ids"] for text in texts], side)
+    _compare(smollm2.view, ids, mask, _by_hand(smollm2.model, "Llama", ids, mask))
+    # Alone, float32 products of other shapes round differently; a KL there is up to 200 nats.
+    alone = _each_alone(smollm2.model, "Llama", singles)
+    _compare(smollm2.view, ids, mask, alone, relative=1e-5)
 
 
 def _without_norm(view: View) -> View:
@@ -199,9 +214,7 @@ def test_the_proof_fails_without_the_bias_of_the_head(shared_model: Callable[[st
 
 
 @pytest.mark.parametrize("family", ["Cohere", "Granite"], indirect=False)
-def test_the_proof_fails_without_the_scale(
-    family: str, shared_model: Callable[[str], Any]
-) -> None:
+def test_the_proof_fails_without_the_scale(family: str, shared_model: Callable[[str], Any]) -> None:
     view = tokendepth.find_view(shared_model(family))
     with pytest.raises(ValueError, match="^logit_scale: "):
         tokendepth.Lens(dataclasses.replace(view, logit_scale=1.0))

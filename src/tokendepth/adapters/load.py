@@ -119,11 +119,17 @@ def _from_transformers(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
     )
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except SafetensorError as error:
+        raise FetchError(
+            f"model: the weights of {source!r} are damaged: {error}. Remove them and fetch or save "
+            "them again."
+        ) from error
     except (OSError, ValueError, RuntimeError) as error:
         causes = _causes(error)
         if _any(causes, RepositoryNotFoundError, HFValidationError):

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 from tyro.conf import OmitArgPrefixes, Positional
 
 from tokendepth.adapters.view import Parts
@@ -126,6 +135,13 @@ def quiet_transformers() -> None:
     logging.set_verbosity_error()
 
 
+class _Rate(ProgressColumn):
+    """Tokens per second, once there is one."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:.0f}/s,")
+
+
 @contextmanager
 def _progress(console: Console) -> Iterator["OnProgress"]:
     """A bar on standard error with the rate and the time left."""
@@ -133,7 +149,8 @@ def _progress(console: Console) -> Iterator["OnProgress"]:
         TextColumn("mapping"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("tokens, {task.speed:.0f}/s," if console.is_terminal else "tokens"),
+        TextColumn("tokens"),
+        _Rate(),
         TimeRemainingColumn(),
         console=console,
         transient=True,

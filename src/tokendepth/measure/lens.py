@@ -18,7 +18,7 @@ from tokendepth.adapters.recording import recording, undisturbed
 from tokendepth.adapters.view import View, probe_ids
 from tokendepth.errors import NonFiniteError
 from tokendepth.measure.capture import States, capture
-from tokendepth.numerics import all_finite, entropy, kl_divergence, probabilities, wide
+from tokendepth.numerics import all_finite, entropy, kl_divergence, normalise, wide
 
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 CHUNK_BYTES = 40 * 2**20
@@ -141,8 +141,7 @@ class Lens:
                 f"batch {batch}; look at the weights of {', '.join(self.view.tail_paths)} and "
                 f"{self.view.unembed_path}"
             )
-        log_p = torch.log_softmax(logits, dim=-1)
-        return _Prediction(probabilities(log_p), log_p)
+        return _Prediction(*normalise(logits))
 
 
 class _Prediction(NamedTuple):

@@ -21,7 +21,7 @@ class Pieces:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._special = set(tokenizer.all_special_ids)
+        self._plain = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         self._to_bytes = _reader(tokenizer)
 
     def raw(self, token_id: int) -> bytes:
@@ -29,7 +29,7 @@ class Pieces:
         piece = self._tokenizer.convert_ids_to_tokens(token_id)
         if piece is None:  # a row of the embedding that the tokenizer has no token for
             return f"<{token_id}>".encode()
-        if token_id in self._special:
+        if token_id in self._plain:  # spelled as they are, not in the alphabet of the pieces
             return piece.encode()
         return self._to_bytes(piece)
 
@@ -116,7 +116,7 @@ _BYTES = _byte_alphabet()
 def _from_byte_alphabet(piece: str) -> bytes:
     if all(char in _BYTES for char in piece):
         return bytes(_BYTES[char] for char in piece)
-    return piece.encode()  # a token added later, in plain text
+    return piece.encode()  # a control token that the tokenizer does not mark as one
 
 
 def _from_sentence_piece(piece: str) -> bytes:

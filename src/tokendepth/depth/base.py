@@ -1,0 +1,142 @@
+"""The interface of a policy, and what it may look at.
+
+A policy decides, an executor does. A policy is a leaf: it implements this interface and is never
+subclassed. What it decides may depend on a token's own past and on nothing else, unless it says
+so with `causal`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from tokendepth.nn.cache import Cache, Purpose
+from tokendepth.nn.rotary import Turn
+from tokendepth.types import Decision, Routing, Schedule, Span
+
+State = Any
+Gates = Literal["update", "span"]
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One forward pass as a policy and an executor see it."""
+
+    positions: Int[Tensor, "batch seq"]
+    """Position of each token in its row, padding not counted."""
+    mask: Bool[Tensor, "batch seq"]
+    """False at padding."""
+    unpadded: bool
+    """True when there is no padding and nothing before this call."""
+    row_keys: Int[Tensor, " batch"]
+    """Which document or window each row is; keys for draws and plans."""
+    turn: Turn
+    schedule: Schedule
+    cache: Cache
+    routing: Routing
+    gates: Gates = "update"
+    purpose: Purpose = "run"
+    span_index: int = 0
+    previous: State = None
+    """The policy's state at the end of the call before, with a cache."""
+    read: Callable[[Tensor], Tensor]
+    """Logits (row, vocab) that the marked rows would get now, in row-major order. A read runs the
+    coda and the head, and is paid for. Call it in every decision or in none, whether or not a row
+    needs it: the keys it stores are what later tokens see."""
+    watch: Callable[[int, Callable[[], Tensor]], None]
+    """Told (visit, how to make the state after it) by executors, for collected states."""
+    padded_queries: int = 0
+    """Query slots that attention had to pad so far."""
+    entry: Tensor | None = field(default=None, repr=False)
+    """What the span's first block reads: the hidden state, or what the adapter made of it."""
+    norm: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
+    normed: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    """The entry and its normed form, once a policy has asked; the block takes it from here."""
+
+    def attention_input(self) -> Float[Tensor, "batch seq dim"]:
+        """The normed input of the span's first block, computed once and shared with the block."""
+        assert self.entry is not None
+        assert self.norm is not None
+        if self.normed is None:
+            self.normed = (self.entry, self.norm(self.entry))
+        return self.normed[1]
+
+
+@runtime_checkable
+class ReadOut(Protocol):
+    """From states to logits; a policy may bring its own, which then makes the final logits too."""
+
+    def __call__(
+        self, rows: Float[Tensor, "row dim"], depth: Int[Tensor, " row"]
+    ) -> Float[Tensor, "row vocab"]:
+        """Logits of rows for which `depth` blocks have run."""
+        ...
+
+
+class Policy(nn.Module):
+    """Says of each span which rows run and with what weight."""
+
+    gates: ClassVar[Gates] = "update"
+    """What a weight scales: each residual add of a block, or the change of the whole span."""
+    routings: ClassVar[tuple[Routing, ...]] = ("hard",)
+    """What it can do; the first is the default."""
+    sticky: ClassVar[bool] = False
+    """Once not kept, never kept again: the driver sees to it."""
+    read_out: ReadOut | None = None
+
+    def causal(self, routing: Routing) -> bool:
+        """False if a decision looks at later tokens or at other rows."""
+        del routing
+        return True
+
+    def start(self, hidden: Float[Tensor, "batch seq dim"], context: Context) -> State:
+        """What to remember from the first routed span on."""
+        del hidden, context
+
+    def decide(
+        self,
+        span: Span,
+        hidden: Float[Tensor, "batch seq dim"],
+        state: State,
+        context: Context,
+    ) -> tuple[Decision, State]:
+        """What to do with each row in this span, and what to remember."""
+        raise NotImplementedError  # every policy implements it
+
+
+def unread(rows: Tensor) -> Tensor:
+    """The `read` of a context in which nothing can be read."""
+    raise AssertionError("a read-out was asked for outside a decision")
+
+
+def unwatched(visit: int, make: Callable[[], Tensor]) -> None:
+    """The `watch` of a context whose states nobody collects."""
+    del visit, make
+
+
+def check_routing(policy: Policy, routing: str | None) -> Routing:
+    """The routing to use.
+
+    Raises:
+        ValueError: one that the policy does not have.
+    """
+    if routing is None:
+        return policy.routings[0]
+    for known in policy.routings:
+        if routing == known:
+            return known
+    raise ValueError(
+        f"routing: got {routing!r}; {type(policy).__name__} has {', '.join(policy.routings)}"
+    )
+
+
+def kept_rows(decision: Decision, mask: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
+    """Rows that run: the kept ones that are not padding."""
+    return mask if decision.keep is None else mask & decision.keep
+
+
+def broadcast(weight: Tensor, rows: Tensor) -> Tensor:
+    """A weight per row against (…, dim), in the dtype of the rows."""
+    return weight[..., None].to(rows.dtype)

@@ -1,0 +1,237 @@
+"""Executors: how a decision is run. All of them give the same answer.
+
+`dense` computes every row and keeps the old residual where a row is skipped: the specification.
+`gathered` computes the kept rows alone. `feed_forward` gathers for the feed-forward layer alone.
+
+Keys and values of skipped rows follow the cache's rule: under `all` they come from the residual at
+which the row stands still, under `kept` and `carried` they are not computed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tokendepth.depth.base import Context, broadcast, kept_rows
+from tokendepth.nn.attention import attend
+from tokendepth.nn.block import Block
+from tokendepth.nn.cache import EMPTY, Store
+from tokendepth.nn.rotary import Turn
+from tokendepth.nn.rows import Rows
+from tokendepth.types import Decision, Span
+
+Hidden = Float[Tensor, "batch seq dim"]
+Executor = Callable[[Span, Sequence[Block], Hidden, Hidden, Decision, Context], Hidden]
+"""(span, its blocks, hidden, entry, decision, context) -> hidden. `entry` is what the span's first
+block reads: `hidden`, or what the adapter made of it where the span injects."""
+
+ExecutorName = Literal["dense", "gathered", "feed_forward"]
+
+
+def dense(
+    span: Span,
+    blocks: Sequence[Block],
+    hidden: Hidden,
+    entry: Hidden,
+    decision: Decision,
+    context: Context,
+) -> Hidden:
+    """Compute every row of every block; skipped rows keep their residual."""
+    return _every_row(span, blocks, hidden, entry, decision, context, gather=False)
+
+
+def feed_forward(
+    span: Span,
+    blocks: Sequence[Block],
+    hidden: Hidden,
+    entry: Hidden,
+    decision: Decision,
+    context: Context,
+) -> Hidden:
+    """Attention for every row, the feed-forward layer for the kept rows alone."""
+    return _every_row(span, blocks, hidden, entry, decision, context, gather=True)
+
+
+def _every_row(
+    span: Span,
+    blocks: Sequence[Block],
+    hidden: Hidden,
+    entry: Hidden,
+    decision: Decision,
+    context: Context,
+    *,
+    gather: bool,
+) -> Hidden:
+    keep, weight = decision.keep, decision.weight
+    gate = weight if context.gates == "update" else None
+    rows = Rows(kept_rows(decision, context.mask)) if gather and keep is not None else None
+    stored = context.mask if context.cache.rule == "all" else kept_rows(decision, context.mask)
+    state = entry
+    for number, (index, block) in enumerate(zip(span.blocks, blocks, strict=True)):
+        normed = _normed(block, state, context)
+        queries = block.attention.queries(normed, context.turn)
+        keys, values = block.attention.keys_values(normed, context.turn)
+        store = context.cache.store(context.purpose, index, span.loop)
+        _extend(store, keys, values, stored, span.loop, context)
+        mixed = _attend(queries, store, context.positions, span, context, whole=keep is None)
+        update = block.attention.output(mixed)
+        added = _add(state, update, gate)
+        if rows is None:
+            added = _add(added, block.feed_forward(block.feed_forward_norm(added)), gate)
+        else:
+            part = rows.gather(added)
+            update = block.feed_forward(block.feed_forward_norm(part))
+            part = _add(part, update, None if gate is None else rows.gather(gate))
+            added = rows.scatter(added, part)
+        state = added if keep is None else torch.where(keep[..., None], added, state)
+        if number + 1 < len(blocks):
+            here = state if keep is None else torch.where(keep[..., None], state, hidden)
+            context.watch(_visit(context, number), lambda made=here: made)
+    return _leave(hidden, state, keep, weight, context)
+
+
+def gathered(
+    span: Span,
+    blocks: Sequence[Block],
+    hidden: Hidden,
+    entry: Hidden,
+    decision: Decision,
+    context: Context,
+) -> Hidden:
+    """Compute the kept rows alone, and of the others what the rule for keys and values asks."""
+    if decision.keep is None and context.unpadded:
+        return dense(span, blocks, hidden, entry, decision, context)
+    running = Rows(kept_rows(decision, context.mask))
+    standing = Rows(context.mask & ~running.mask)
+    with_standing = context.cache.rule == "all" and standing.count > 0
+    turn = _gather_turn(running, context.turn)
+    standing_turn = _gather_turn(standing, context.turn)
+    queries_at = running.pad(running.gather(context.positions))
+    gate = None
+    if decision.weight is not None and context.gates == "update":
+        gate = running.gather(decision.weight)
+    state, still = running.gather(entry), standing.gather(entry)
+    for number, (index, block) in enumerate(zip(span.blocks, blocks, strict=True)):
+        normed = block.attention_norm(state)
+        keys, values = block.attention.keys_values(normed, turn)
+        store = context.cache.store(context.purpose, index, span.loop)
+        if with_standing:
+            others = block.attention.keys_values(block.attention_norm(still), standing_turn)
+            keys, values = (
+                _merge(running, mine, standing, theirs)
+                for mine, theirs in zip((keys, values), others, strict=True)
+            )
+            _extend(store, keys, values, context.mask, span.loop, context)
+        else:
+            _extend_rows(store, keys, values, running, span.loop, context)
+        if running.count:
+            queries = running.pad(block.attention.queries(normed, turn))
+            context.padded_queries += running.num_padded
+            mixed = _attend(queries, store, queries_at, span, context, whole=False)
+            state = _add(state, block.attention.output(running.unpad(mixed)), gate)
+            state = _add(state, block.feed_forward(block.feed_forward_norm(state)), gate)
+        if number + 1 < len(blocks):
+            context.watch(_visit(context, number), lambda made=state: running.scatter(hidden, made))
+    if context.gates == "span" and decision.weight is not None:
+        old = running.gather(hidden)
+        state = old + broadcast(running.gather(decision.weight), old) * (state - old)
+    return running.scatter(hidden, state)
+
+
+EXECUTORS: dict[ExecutorName, Executor] = {
+    "dense": dense,
+    "gathered": gathered,
+    "feed_forward": feed_forward,
+}
+
+
+def executor_named(name: str) -> Executor:
+    """The executor of that name.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    for known, executor in EXECUTORS.items():
+        if name == known:
+            return executor
+    raise ValueError(f"executor: got {name!r}; allowed are {', '.join(EXECUTORS)}")
+
+
+def _add(state: Tensor, update: Tensor, gate: Tensor | None) -> Tensor:
+    return state + update if gate is None else state + broadcast(gate, update) * update
+
+
+def _leave(
+    hidden: Hidden,
+    state: Hidden,
+    keep: Bool[Tensor, "batch seq"] | None,
+    weight: Tensor | None,
+    context: Context,
+) -> Hidden:
+    """What leaves the span: the new state, the old one for skipped rows, the weighted change."""
+    if context.gates == "span" and weight is not None:
+        state = hidden + broadcast(weight, hidden) * (state - hidden)
+    return state if keep is None else torch.where(keep[..., None], state, hidden)
+
+
+def _normed(block: Block, state: Hidden, context: Context) -> Hidden:
+    """The block's attention input; not computed again where the policy has looked at it."""
+    if context.normed is not None and context.normed[0] is state:
+        return context.normed[1]
+    return block.attention_norm(state)
+
+
+def _attend(
+    queries: Tensor, store: Store, positions: Tensor, span: Span, context: Context, *, whole: bool
+) -> Tensor:
+    """Attention over what is stored. Only a whole, unpadded first call may skip the mask."""
+    assert store.keys is not None
+    assert store.values is not None
+    carried = context.cache.rule == "carried"
+    if whole and context.unpadded and not carried:
+        return attend(queries, store.keys, store.values, None)
+    visible = store.visible(positions, span.loop, newest=carried)
+    return attend(queries, store.keys, store.values, visible)
+
+
+def _extend(
+    store: Store,
+    keys: Tensor,
+    values: Tensor,
+    stored: Bool[Tensor, "batch seq"],
+    loop: int,
+    context: Context,
+) -> None:
+    """Store a rectangle of keys and values. Slots left empty are zeroed: 0 x NaN is NaN."""
+    if not context.unpadded or stored is not context.mask:
+        keys = torch.where(stored[..., None, None], keys, 0.0)
+        values = torch.where(stored[..., None, None], values, 0.0)
+    store.extend(keys, values, torch.where(stored, context.positions, EMPTY), loop)
+
+
+def _extend_rows(
+    store: Store, keys: Tensor, values: Tensor, rows: Rows, loop: int, context: Context
+) -> None:
+    """Store gathered keys and values, padded to the row with the most."""
+    positions = torch.where(
+        rows.pad(torch.ones_like(rows.batch)) == 1,
+        rows.pad(rows.gather(context.positions)),
+        EMPTY,
+    )
+    store.extend(rows.pad(keys), rows.pad(values), positions, loop)
+
+
+def _merge(running: Rows, mine: Tensor, standing: Rows, theirs: Tensor) -> Tensor:
+    """Two sets of rows as one rectangle, zeros at padding."""
+    empty = mine.new_zeros((*running.mask.shape, *mine.shape[1:]))
+    return standing.scatter(running.scatter(empty, mine), theirs)
+
+
+def _gather_turn(rows: Rows, turn: Turn) -> Turn:
+    return rows.gather(turn[0]), rows.gather(turn[1])
+
+
+def _visit(context: Context, number: int) -> int:
+    return context.schedule.first_visit[context.span_index] + number

@@ -1,0 +1,69 @@
+"""A depth given from outside: for all tokens, each row or each token."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tokendepth.depth.base import Context, Policy, State
+from tokendepth.types import Decision, Span
+
+
+class FixedExit(Policy):
+    """Stop after a given number of blocks; the coda, where there is one, runs for all.
+
+    With the same depth for all tokens of a stack this is the model truncated to that many blocks.
+
+    Args:
+        depth: block executions up to the exit, the coda's not counted: one number, one a row
+            (batch) or one a token (batch, seq). It must end a span: a stem or a prelude cannot be
+            cut, nor can a loop be left half-way.
+    """
+
+    sticky = True
+
+    def __init__(self, depth: int | Int[Tensor, " batch"] | Int[Tensor, "batch seq"]) -> None:
+        super().__init__()
+        given = torch.as_tensor(depth)
+        if given.ndim > 2 or given.is_floating_point():
+            raise ValueError(
+                f"depth: got a tensor of shape {tuple(given.shape)} and dtype {given.dtype}; it "
+                "must be whole numbers of shape (), (batch) or (batch, seq)"
+            )
+        self.register_buffer("depth", given)
+
+    def start(self, hidden: Tensor, context: Context) -> State:
+        """The depth of each token of the call.
+
+        Raises:
+            ValueError: a depth at which no span ends.
+        """
+        del hidden
+        depth = self.get_buffer("depth").to(context.positions.device)
+        depth = depth[:, None] if depth.ndim == 1 else depth
+        schedule = context.schedule
+        ends = [
+            first
+            for index, first in enumerate(schedule.first_visit)
+            if index not in schedule.coda and schedule.spans[index].routed
+        ]
+        ends.append(
+            schedule.first_visit[schedule.coda[0]] if schedule.coda else len(schedule.visits)
+        )
+        wrong = [int(one) for one in depth.unique() if int(one) not in ends]
+        if wrong:
+            raise ValueError(f"depth: got {wrong[0]}; spans of this schedule end at {sorted(ends)}")
+        if depth.ndim == 2 and any(
+            have not in (1, want)
+            for have, want in zip(depth.shape, context.positions.shape, strict=True)
+        ):
+            raise ValueError(
+                f"depth: got shape {tuple(depth.shape)} for a call of {tuple(context.mask.shape)}"
+            )
+        return depth.expand(context.positions.shape)
+
+    def decide(
+        self, span: Span, hidden: Tensor, state: State, context: Context
+    ) -> tuple[Decision, State]:
+        """Rows run while fewer blocks than their depth have run."""
+        del span, hidden
+        return Decision(keep=state > context.schedule.first_visit[context.span_index]), state

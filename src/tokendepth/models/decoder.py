@@ -1,0 +1,271 @@
+"""The one decoder: it embeds, asks the policy, hands each span to an executor, and reads out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tokendepth.depth.base import Context, Policy, check_routing, unread, unwatched
+from tokendepth.depth.dense import Dense
+from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.models.config import DecoderConfig, read_config
+from tokendepth.models.schedule import stack
+from tokendepth.models.walk import Walk
+from tokendepth.nn.attention import Attention
+from tokendepth.nn.block import Block
+from tokendepth.nn.cache import Cache
+from tokendepth.nn.feed_forward import GatedFeedForward
+from tokendepth.nn.rotary import Rotary
+from tokendepth.types import Decision, Plan, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderOutput:
+    """What a forward pass gives."""
+
+    logits: Float[Tensor, "batch seq vocab"]
+    executed: Bool[Tensor, "batch seq visit"]
+    """True where a row's update was applied; False at padding. The same for every executor."""
+    plan: Plan
+    """The decisions, detached."""
+    decisions: tuple[Decision, ...]
+    """The decisions, in the graph; one a span."""
+    penalty: dict[str, Float[Tensor, "batch seq"]]
+    """Summed over spans."""
+    states: dict[int, Float[Tensor, "batch seq dim"]]
+    """The collected ones: state k after k block executions."""
+    checked: Bool[Tensor, "batch seq check"]
+    """Which rows each read-out on the way was made for, in order."""
+    padded_queries: int
+    """Query slots that attention padded, over all gathered spans."""
+
+
+class Decoder(nn.Module):
+    """A decoder whose depth is decided per token.
+
+    Args:
+        config: sizes and kinds of its parts.
+        schedule: in which order blocks run; a plain stack with the first block as stem by default.
+        policy: the decoder's own; every token runs every block by default.
+
+    Raises:
+        ValueError: parts that do not fit together.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        schedule: Schedule | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.schedule = schedule or stack(config.num_blocks)
+        self.policy = policy or Dense()
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(_block(config) for _ in range(config.num_blocks))
+        self.final_norm = nn.RMSNorm(config.width, eps=config.norm_epsilon)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        if config.tied_head:
+            self.head.weight = self.embedding.weight
+        half = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+        self.rotary = Rotary(config.rotary_base**-half, config.rotary_scaling)
+        self.adapter = (
+            nn.Linear(2 * config.width, config.width, bias=False) if config.adapter else None
+        )
+
+    def cache(self) -> Cache:
+        """An empty cache under this decoder's rule for keys and values of skipped rows."""
+        return Cache(rule=self.config.key_value_rule)
+
+    def read_out(
+        self, rows: Float[Tensor, "row dim"], depth: Int[Tensor, " row"] | None = None
+    ) -> Float[Tensor, "row vocab"]:
+        """Final norm and head: the logits of states before the final norm, at any depth."""
+        del depth
+        return self.head(self.final_norm(rows))
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        attention_mask: Tensor | None = None,
+        *,
+        cache: Cache | None = None,
+        schedule: Schedule | None = None,
+        policy: Policy | None = None,
+        plan: Plan | None = None,
+        routing: str | None = None,
+        executor: ExecutorName = "dense",
+        collect: Sequence[int] = (),
+        row_keys: Int[Tensor, " batch"] | None = None,
+    ) -> DecoderOutput:
+        """Run the model.
+
+        Args:
+            input_ids: token ids.
+            attention_mask: 1 for tokens, 0 for padding on either side.
+            cache: of earlier calls; extended in place.
+            schedule: instead of the decoder's own.
+            policy: instead of the decoder's own; `Dense()` forces every block.
+            plan: decisions to replay; the policy is then not asked, but for its read-out.
+            routing: one of the policy's; its first by default.
+            executor: how decisions are run.
+            collect: states to return, 0 to the number of block executions.
+            row_keys: document or window of each row, for keyed draws and plans; 0 by default.
+
+        Raises:
+            ValueError: an unknown routing, executor or state, or a schedule, rule and adapter that
+                do not fit together.
+        """
+        chosen = policy or self.policy
+        order = schedule or self.schedule
+        run = executor_named(executor)
+        _check_fit(self, order, collect)
+        context = self._context(input_ids, attention_mask, cache, order, row_keys)
+        context.routing, context.gates = check_routing(chosen, routing), chosen.gates
+        states: dict[int, Tensor] = {}
+
+        def watch(visit: int, make: Any) -> None:
+            if visit + 1 in collect:
+                states[visit + 1] = make()
+
+        context.watch = watch if collect else unwatched
+        hidden = self.embedding(input_ids)
+        if 0 in collect:
+            states[0] = hidden
+        walk = Walk(self, chosen, plan, run, context)
+        hidden = walk.run(hidden)
+        context.cache.seen = _seen(context)
+        context.cache.policy_state = walk.state
+        executed = walk.executed()
+        read = chosen.read_out or self.read_out
+        logits = read(hidden.flatten(0, 1), executed.sum(dim=-1).flatten())
+        return DecoderOutput(
+            logits=logits.unflatten(0, hidden.shape[:2]),
+            executed=executed,
+            plan=walk.plan(),
+            decisions=tuple(walk.decisions),
+            penalty=walk.penalty(),
+            states=states,
+            checked=_stacked(walk.checked, context.mask),
+            padded_queries=context.padded_queries,
+        )
+
+    def enter(
+        self, hidden: Tensor, embedded: Tensor | None, *, inject: bool
+    ) -> Float[Tensor, "batch seq dim"]:
+        """What a span's first block reads."""
+        if not inject:
+            return hidden
+        assert self.adapter is not None
+        assert embedded is not None
+        return self.adapter(torch.cat((hidden, embedded), dim=-1))
+
+    def _context(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        cache: Cache | None,
+        order: Schedule,
+        row_keys: Tensor | None,
+    ) -> Context:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        mask = mask.bool()
+        seen = cache.seen if cache is not None and cache.seen is not None else None
+        positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)
+        positions = positions if seen is None else positions + seen[:, None]
+        keys = mask.new_zeros(len(mask), dtype=torch.long) if row_keys is None else row_keys
+        return Context(
+            positions=positions,
+            mask=mask,
+            unpadded=seen is None and bool(mask.all()),
+            row_keys=keys,
+            turn=self.rotary.turn(positions, self.embedding.weight.dtype),
+            schedule=order,
+            cache=self.cache() if cache is None else cache,
+            routing="hard",
+            previous=None if cache is None else cache.policy_state,
+            read=unread,
+            watch=unwatched,
+        )
+
+    def save(self, folder: Path | str) -> None:
+        """Write config and weights; a tied head is written once."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(self.config.to_json())
+        weights = {name: value.contiguous() for name, value in self.state_dict().items()}
+        if self.config.tied_head:
+            del weights["head.weight"]
+        save_file(weights, folder / "model.safetensors")
+
+
+def load_decoder(
+    folder: Path | str, schedule: Schedule | None = None, policy: Policy | None = None
+) -> Decoder:
+    """A decoder that `Decoder.save` has written. Schedule and policy are the caller's.
+
+    Raises:
+        ValueError: a config or weights with unknown or missing names.
+    """
+    folder = Path(folder)
+    decoder = Decoder(read_config((folder / "config.json").read_text()), schedule, policy)
+    weights = load_file(folder / "model.safetensors")
+    dtype = weights["embedding.weight"].dtype
+    decoder = decoder.to(dtype)
+    expected = set(decoder.state_dict()) - ({"head.weight"} if decoder.config.tied_head else set())
+    if set(weights) != expected:
+        raise ValueError(
+            f"weights: {folder} has unknown {sorted(set(weights) - expected)} and lacks "
+            f"{sorted(expected - set(weights))}"
+        )
+    decoder.load_state_dict(weights, strict=False)
+    return decoder
+
+
+def _block(config: DecoderConfig) -> Block:
+    return Block(
+        nn.RMSNorm(config.width, eps=config.norm_epsilon),
+        Attention(
+            config.width,
+            config.num_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.attention_bias,
+        ),
+        nn.RMSNorm(config.width, eps=config.norm_epsilon),
+        GatedFeedForward(config.width, config.inner_width, config.feed_forward_bias),
+    )
+
+
+def _check_fit(decoder: Decoder, order: Schedule, collect: Sequence[int]) -> None:
+    last = max(block for _, block in order.visits)
+    if last >= decoder.config.num_blocks:
+        raise ValueError(
+            f"schedule: it runs block {last}; there are blocks 0 to {decoder.config.num_blocks - 1}"
+        )
+    if any(span.inject for span in order.spans) and decoder.adapter is None:
+        raise ValueError("schedule: it injects, but the config has adapter=False; set it to True")
+    if decoder.config.key_value_rule == "carried" and not order.revisits:
+        raise ValueError(
+            "key_value_rule: 'carried' needs a schedule in which a block runs more than once; "
+            "take 'all' or 'kept'"
+        )
+    for state in collect:
+        if not 0 <= state <= len(order.visits):
+            raise ValueError(f"collect: got {state}; states are 0 to {len(order.visits)}")
+
+
+def _seen(context: Context) -> Int[Tensor, " batch"]:
+    new = context.mask.sum(dim=-1)
+    before = context.cache.seen
+    return new if before is None else before + new
+
+
+def _stacked(columns: list[Tensor], like: Tensor) -> Bool[Tensor, "batch seq check"]:
+    return torch.stack(columns, dim=-1) if columns else like.new_zeros((*like.shape, 0))

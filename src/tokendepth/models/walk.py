@@ -1,0 +1,158 @@
+"""One walk over the spans of a schedule: decide, latch, execute, and write down what was done."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from tokendepth.depth.base import Context, Policy, kept_rows, unread, unwatched
+from tokendepth.depth.execute import Executor
+from tokendepth.nn.block import Block
+from tokendepth.numerics import keyed_normal
+from tokendepth.types import Decision, Plan, Span
+
+if TYPE_CHECKING:
+    from tokendepth.models.decoder import Decoder
+
+
+class Walk:
+    """The state of one forward pass between its spans."""
+
+    def __init__(
+        self,
+        decoder: "Decoder",
+        policy: Policy,
+        plan: Plan | None,
+        executor: Executor,
+        context: Context,
+    ) -> None:
+        self.decoder, self.policy, self.replayed = decoder, policy, plan
+        self.executor, self.context = executor, context
+        self.decisions: list[Decision] = []
+        self.checked: list[Tensor] = []
+        self.state: Any = context.previous
+        self.alive: Tensor | None = None
+        self.embedded: Tensor | None = None
+        self.started = False
+
+    def run(self, hidden: Tensor) -> Tensor:
+        """All spans."""
+        context = self.context
+        for index, span in enumerate(context.schedule.spans):
+            context.span_index = index
+            if span.inject and self.embedded is None:
+                self.embedded = hidden
+                hidden = _start(hidden, context)
+            with nullcontext() if span.grad else torch.no_grad():
+                entry = self.decoder.enter(hidden, self.embedded, inject=span.inject)
+                decision = self._decide(index, hidden, entry)
+                hidden = self.executor(span, self._blocks(span), hidden, entry, decision, context)
+            self.decisions.append(decision)
+            last = context.schedule.first_visit[index] + len(span.blocks) - 1
+            context.watch(last, lambda made=hidden: made)
+        return hidden
+
+    def _blocks(self, span: Span) -> list[Block]:
+        blocks = [self.decoder.blocks[index] for index in span.blocks]
+        assert all(isinstance(block, Block) for block in blocks)
+        return blocks  # pyright: ignore[reportReturnType]
+
+    def _decide(self, index: int, hidden: Tensor, entry: Tensor) -> Decision:
+        context, span = self.context, self.context.schedule.spans[index]
+        if not span.routed:
+            return Decision()
+        if self.replayed is not None:
+            return self.replayed.decision(index, context.row_keys, context.positions, context.mask)
+        if not self.started:
+            self.state = self.policy.start(hidden, context)
+            self.started = True
+        context.entry, context.normed = entry, None
+        context.norm = self._blocks(span)[0].attention_norm
+        context.read = lambda rows: self._read(rows, hidden, index)
+        decision, self.state = self.policy.decide(span, hidden, self.state, context)
+        context.read = unread
+        return self._latch(decision) if self.policy.sticky else decision
+
+    def _latch(self, decision: Decision) -> Decision:
+        """Once not kept, never kept again."""
+        kept = decision.keep
+        if self.alive is not None:
+            kept = self.alive if kept is None else kept & self.alive
+        self.alive = kept
+        return replace(decision, keep=kept)
+
+    def _read(self, rows: Bool[Tensor, "batch seq"], hidden: Tensor, before: int) -> Tensor:
+        """Logits that the marked rows would get before this span: coda and head.
+
+        Their keys and values lie in slots of their own, tagged by the span instead of a loop.
+        """
+        context = replace(self.context, purpose="check", watch=unwatched, normed=None)
+        marked = rows & context.mask
+        for index in context.schedule.coda:
+            context.span_index = index
+            span = replace(context.schedule.spans[index], loop=before)
+            decision = Decision(keep=marked)
+            hidden = self.executor(span, self._blocks(span), hidden, hidden, decision, context)
+        self.context.padded_queries = context.padded_queries
+        self.checked.append(marked)
+        read = self.policy.read_out or self.decoder.read_out
+        return read(hidden[marked], self._depth_so_far()[marked])
+
+    def _depth_so_far(self) -> Int[Tensor, "batch seq"]:
+        spans = self.context.schedule.spans
+        depth = torch.zeros_like(self.context.positions)
+        for span, decision in zip(spans, self.decisions, strict=False):
+            depth = depth + len(span.blocks) * kept_rows(decision, self.context.mask)
+        return depth
+
+    def executed(self) -> Bool[Tensor, "batch seq visit"]:
+        """Which rows ran at each block execution."""
+        columns = [
+            kept_rows(self.decisions[index], self.context.mask)
+            for index, _ in self.context.schedule.visits
+        ]
+        return torch.stack(columns, dim=-1)
+
+    def plan(self) -> Plan:
+        """The decisions, detached."""
+        context = self.context
+        keep = [kept_rows(decision, context.mask) for decision in self.decisions]
+        weight = None
+        if any(decision.weight is not None for decision in self.decisions):
+            ones = torch.ones_like(context.positions, dtype=torch.float32)
+            weight = torch.stack(
+                [
+                    ones if decision.weight is None else decision.weight.detach().float()
+                    for decision in self.decisions
+                ],
+                dim=-1,
+            )
+        return Plan(
+            row_keys=context.row_keys,
+            positions=context.positions,
+            valid=context.mask,
+            keep=torch.stack(keep, dim=-1),
+            weight=weight,
+        )
+
+    def penalty(self) -> dict[str, Tensor]:
+        """Each named penalty, summed over spans."""
+        total: dict[str, Tensor] = {}
+        for decision in self.decisions:
+            for name, value in decision.penalty.items():
+                total[name] = total[name] + value if name in total else value
+        return total
+
+
+def _start(hidden: Tensor, context: Context) -> Tensor:
+    """What the looped state begins with."""
+    order = context.schedule
+    if order.start == "hidden":
+        return hidden
+    if order.start == "zeros":
+        return torch.zeros_like(hidden)
+    draw = keyed_normal(order.seed, hidden.shape[-1], context.row_keys[:, None], context.positions)
+    return (order.start_std * draw).to(hidden)

@@ -1,0 +1,1 @@
+"""Plain blocks, and what they store. Nothing here knows of depth."""

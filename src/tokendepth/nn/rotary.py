@@ -1,0 +1,36 @@
+"""Rotary positions (Su et al., 2021), with the two halves of a head turned against each other."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+Turn = tuple[Tensor, Tensor]
+"""Cosine and sine, each (..., head_dim), of some positions."""
+
+
+class Rotary(nn.Module):
+    """Angles of positions.
+
+    Args:
+        frequencies: radians per position, head_dim / 2 of them.
+        scaling: factor on cosine and sine, as some long-context variants use.
+    """
+
+    def __init__(self, frequencies: Float[Tensor, " half"], scaling: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", frequencies.float())
+        self.scaling = scaling
+
+    def turn(self, positions: Int[Tensor, "batch seq"], dtype: torch.dtype) -> Turn:
+        """Cosine and sine at the given positions, computed in float32."""
+        frequencies = self.get_buffer("frequencies")
+        angles = positions[..., None].to(frequencies.dtype) * frequencies
+        doubled = torch.cat((angles, angles), dim=-1)
+        return (doubled.cos() * self.scaling).to(dtype), (doubled.sin() * self.scaling).to(dtype)
+
+
+def rotate(vectors: Float[Tensor, "*rows head head_dim"], turn: Turn) -> Tensor:
+    """Turn each head's vector by its position."""
+    cosine, sine = turn[0].unsqueeze(-2), turn[1].unsqueeze(-2)
+    first, second = vectors.chunk(2, dim=-1)
+    return vectors * cosine + torch.cat((-second, first), dim=-1) * sine

@@ -1,0 +1,144 @@
+"""What the layers of the package pass to one another.
+
+Axis names in shapes mean the same everywhere: `batch` rows of a call, `seq` positions of a row,
+`row` a flat list of (batch, seq) pairs, `dim` the residual width, `head` and `head_dim`, `vocab`,
+`span` spans of a schedule, `visit` block executions in schedule order, `state` visits + 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Routing = Literal["soft", "hard", "hard_soft"]
+KeyValueRule = Literal["all", "kept", "carried"]
+Start = Literal["hidden", "zeros", "normal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Blocks that share one decision. A plain stack is L spans of one block."""
+
+    blocks: tuple[int, ...]
+    loop: int = 0
+    """Which pass over these blocks it is, from 0."""
+    routed: bool = True
+    """False for a stem, prelude or coda: every token runs it."""
+    inject: bool = False
+    """On entry the state becomes adapter([state; embedded])."""
+    grad: bool = True
+    """False: run without a graph, for truncated back-propagation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Spans in order, and which of them a policy decides about.
+
+    `start` is what a looped state begins with, at the first span that injects: the hidden state
+    itself, zeros, or a keyed normal draw of standard deviation `start_std`.
+    """
+
+    spans: tuple[Span, ...]
+    start: Start = "hidden"
+    start_std: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.spans:
+            raise ValueError("spans: a schedule needs at least one span")
+        if self.start not in ("hidden", "zeros", "normal"):
+            raise ValueError(f"start: got {self.start!r}; allowed are hidden, zeros, normal")
+
+    @cached_property
+    def visits(self) -> tuple[tuple[int, int], ...]:
+        """(span index, block) of every block execution, in order."""
+        return tuple(
+            (index, block) for index, span in enumerate(self.spans) for block in span.blocks
+        )
+
+    @cached_property
+    def first_visit(self) -> tuple[int, ...]:
+        """Of each span, the number of block executions before it."""
+        starts, total = [], 0
+        for span in self.spans:
+            starts.append(total)
+            total += len(span.blocks)
+        return tuple(starts)
+
+    @cached_property
+    def coda(self) -> tuple[int, ...]:
+        """Indices of the unrouted spans at the end: what a read-out on the way must run."""
+        first = len(self.spans)
+        while first > 0 and not self.spans[first - 1].routed:
+            first -= 1
+        return tuple(range(first, len(self.spans)))
+
+    @cached_property
+    def revisits(self) -> bool:
+        """True when some block runs more than once."""
+        blocks = [block for _, block in self.visits]
+        return len(set(blocks)) < len(blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What a policy says of one span. None in every field is the plain block, bit for bit."""
+
+    keep: Bool[Tensor, "batch seq"] | None = None
+    """Rows that run; the residual of the others stays as it is."""
+    weight: Float[Tensor, "batch seq"] | None = None
+    """Factor on the update, by the policy's `gates` on each residual add or on the whole span."""
+    penalty: Mapping[str, Float[Tensor, "batch seq"]] = field(default_factory=dict)
+    """Named costs per token; the objective masks, sums and divides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The decisions of a run, detached, so that they can be replayed elsewhere.
+
+    Replayed by (row key, stored position, span): on another executor, another batch, in chunks.
+    """
+
+    row_keys: Int[Tensor, " batch"]
+    positions: Int[Tensor, "batch seq"]
+    valid: Bool[Tensor, "batch seq"]
+    keep: Bool[Tensor, "batch seq span"]
+    weight: Float[Tensor, "batch seq span"] | None
+
+    def decision(
+        self,
+        span: int,
+        row_keys: Int[Tensor, " batch"],
+        positions: Int[Tensor, "batch seq"],
+        valid: Bool[Tensor, "batch seq"],
+    ) -> Decision:
+        """The recorded decision for the given rows and positions.
+
+        Raises:
+            ValueError: a position that the plan does not hold.
+        """
+        at = self._find(row_keys, positions, valid)
+        keep = self.keep[..., span].flatten()[at] | ~valid
+        weight = None if self.weight is None else self.weight[..., span].flatten()[at]
+        return Decision(keep=None if bool(keep.all()) else keep, weight=weight)
+
+    def _find(self, row_keys: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
+        base = 1 + max(int(self.positions.max()), int(positions.max()))
+        stored = (self.row_keys[:, None] * base + self.positions).flatten()
+        stored = torch.where(self.valid.flatten(), stored, -1)
+        order = stored.argsort(stable=True)
+        wanted = torch.where(valid, row_keys[:, None] * base + positions, -1)
+        at = order[torch.searchsorted(stored[order], wanted).clamp_max(len(order) - 1)]
+        missing = valid & (stored[at] != wanted)
+        if bool(missing.any()):
+            row, column = (int(value) for value in missing.nonzero()[0])
+            raise ValueError(
+                f"plan: it holds no decision for row key {int(row_keys[row])}, position "
+                f"{int(positions[row, column])}; replay a plan on text it was recorded on, with "
+                "the same row_keys"
+            )
+        return at

@@ -1,0 +1,178 @@
+"""Every policy, on a stack and on a looped schedule, under each rule for keys and values."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from tests.contract import toys
+from tokendepth.depth.fixed_exit import FixedExit
+from tokendepth.depth.random_keep import RandomKeep
+from tokendepth.models.config import DecoderConfig
+from tokendepth.models.decoder import Decoder
+from tokendepth.models.schedule import looped, stack
+
+WIDTH, VOCAB = 16, 23
+CONFIG = DecoderConfig(
+    vocab_size=VOCAB,
+    width=WIDTH,
+    num_blocks=4,
+    num_heads=4,
+    num_key_value_heads=2,
+    head_dim=4,
+    inner_width=24,
+    tied_head=False,
+    adapter=True,
+)
+SCHEDULES = {
+    "stack": stack(4),
+    "stack-coda": stack(4, stem=1, coda=1),
+    "looped": looped(prelude=1, core=2, coda=1, loops=3),
+    "looped-normal": looped(prelude=1, core=1, coda=1, loops=4, start="normal"),
+}
+LENGTHS = (1, 3, 12, 7, 1, 2, 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    policy: str
+    schedule: str
+    rule: str
+    routing: str | None = None
+
+    def __str__(self):
+        return "-".join(filter(None, (self.policy, self.routing, self.schedule, self.rule)))
+
+
+def _routings(policy):
+    return {"update": ("soft", "hard", "hard_soft"), "span": ("soft", "hard", "hard_soft")}.get(
+        policy, (None,)
+    )
+
+
+POLICIES = ("update", "span", "exit", "halt", "upfront", "topk", "fixed", "random")
+CASES = [
+    Case(policy, schedule, rule, routing)
+    for policy in POLICIES
+    for routing in _routings(policy)
+    for schedule in SCHEDULES
+    for rule in ("all", "kept", "carried")
+    if rule != "carried" or schedule.startswith("looped")
+    if policy != "halt" or schedule.startswith("looped")
+]
+SKIPPING = [case for case in CASES if case.routing != "soft"]
+# Pairwise: every case meets every executor and every way of cutting, not all pairs of the two.
+EXECUTORS = ("dense", "gathered", "feed_forward")
+CUTS = {"once": (12,), "chunks": (5, 1, 6), "tokens": (1,) * 12}
+
+
+def rotated(cases, *axes):
+    """(case, one of each axis), as many for a case as the first axis is long; the others rotate."""
+    return [
+        (case, axes[0][step], *(axis[(number + step) % len(axis)] for axis in axes[1:]))
+        for number, case in enumerate(cases)
+        for step in range(len(axes[0]))
+    ]
+
+
+CAUSAL = [case for case in CASES if case.policy != "topk"]
+
+
+def build(case, dtype=torch.float64):
+    """The decoder of a case, of the first seed under which the case really skips."""
+    return _build(case, fitting_seed(case)).to(dtype)
+
+
+@cache
+def fitting_seed(case):
+    """Soft routing skips nothing, so any seed fits; else the first under which `skips` holds."""
+    if case.routing == "soft":
+        return 0
+    return next((seed for seed in range(100) if skips(case, _build(case, seed))), None)
+
+
+def skips(case, decoder):
+    """Each routed span has kept and skipped rows; some sequence runs a span whole, some not at all.
+
+    A policy whose sets are nested may run its first span for all.
+    """
+    ids, mask = ragged()
+    with torch.no_grad():
+        output = decoder(ids, mask, routing=case.routing, row_keys=KEYS)
+    routed = [span.routed for span in SCHEDULES[case.schedule].spans]
+    kept = output.plan.keep[..., routed]
+    share = kept[mask.bool()].double().mean(0)
+    nested = case.policy in ("exit", "halt", "fixed", "upfront")
+    counts, lengths = kept.sum(1), mask.sum(1)[:, None]
+    return bool(
+        (share[1:] < 1).all()
+        and (share[0] < 1 or nested)
+        and (share > 0).all()
+        and (counts == 0).any()
+        and (counts == lengths).any()
+    )
+
+
+def _build(case, seed):
+    torch.manual_seed(seed)
+    order = SCHEDULES[case.schedule]
+    decoder = Decoder(replace(CONFIG, key_value_rule=case.rule), order)
+    for parameter in decoder.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.35)
+        else:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    decoder.policy = _policy(case, decoder, len(order.spans))
+    return decoder.double().eval()
+
+
+def _policy(case, decoder, spans):
+    def routed(policy):
+        torch.nn.init.normal_(policy.router.weight, std=1.0)
+        return policy
+
+    match case.policy:
+        case "update":
+            return routed(toys.UpdateGate(WIDTH))
+        case "span":
+            return routed(toys.SpanGate(WIDTH))
+        case "exit":
+            read_out = toys.ExitNorms(decoder.head, WIDTH, depths=12)
+            return toys.StickyExit(read_out, confidence=0.3)
+        case "halt":
+            return toys.HaltByReadOut(threshold=1.0)
+        case "upfront":
+            return routed(toys.UpFront(WIDTH, spans))
+        case "topk":
+            return routed(toys.BatchTopK(WIDTH, share=0.5))
+        case "fixed":
+            return FixedExit(_depths(SCHEDULES[case.schedule]))
+        case "random":
+            return RandomKeep(0.5, seed=1)
+    raise AssertionError(case.policy)
+
+
+def _depths(order):
+    """A depth for each row of the batch, all of those at which a routed span begins or ends."""
+    ends = [
+        first for first, span in zip(order.first_visit, order.spans, strict=True) if span.routed
+    ]
+    ends.append(order.first_visit[order.coda[0]] if order.coda else len(order.visits))
+    return torch.tensor([ends[row % len(ends)] for row in range(len(LENGTHS))])
+
+
+def ragged(side="right", seed=0, extra=2):
+    """Ids and mask of rows of different lengths, with junk under the padding."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(VOCAB, (length,), generator=generator) for length in LENGTHS]
+    width = max(LENGTHS) + extra
+    junk = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCAB, (len(rows), width), generator=junk)
+    mask = torch.zeros_like(ids)
+    for row, values in enumerate(rows):
+        at = slice(0, len(values)) if side == "right" else slice(width - len(values), width)
+        ids[row, at], mask[row, at] = values, 1
+    return ids, mask
+
+
+KEYS = torch.arange(len(LENGTHS)) + 5

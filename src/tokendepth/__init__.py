@@ -9,48 +9,95 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tokendepth.adapters.huggingface import HuggingFaceView, Parts, find_view
     from tokendepth.adapters.load import Loaded, load
-    from tokendepth.adapters.view import Parts, View, find_view
+    from tokendepth.adapters.view import View
+    from tokendepth.depth.base import Context, Policy
+    from tokendepth.depth.dense import Dense
+    from tokendepth.depth.fixed_exit import FixedExit
+    from tokendepth.depth.random_keep import RandomKeep
     from tokendepth.errors import FetchError, NonFiniteError
     from tokendepth.measure.capture import capture
     from tokendepth.measure.depth_map import DepthMap
     from tokendepth.measure.lens import Lens
     from tokendepth.measure.mapping import MapInterrupted, MapOptions, map
     from tokendepth.measure.settling import Rule
+    from tokendepth.models.config import DecoderConfig
+    from tokendepth.models.convert import from_transformers
+    from tokendepth.models.decoder import Decoder, DecoderOutput, load_decoder
+    from tokendepth.models.schedule import looped, stack
+    from tokendepth.nn.cache import Cache
+    from tokendepth.types import Decision, Plan, Schedule, Span
 
 _HOME = {
+    "Cache": "nn.cache",
+    "Context": "depth.base",
+    "Decision": "types",
+    "Decoder": "models.decoder",
+    "DecoderConfig": "models.config",
+    "DecoderOutput": "models.decoder",
+    "Dense": "depth.dense",
     "DepthMap": "measure.depth_map",
     "FetchError": "errors",
+    "FixedExit": "depth.fixed_exit",
+    "HuggingFaceView": "adapters.huggingface",
     "Lens": "measure.lens",
     "Loaded": "adapters.load",
     "MapInterrupted": "measure.mapping",
     "MapOptions": "measure.mapping",
     "NonFiniteError": "errors",
-    "Parts": "adapters.view",
+    "Parts": "adapters.huggingface",
+    "Plan": "types",
+    "Policy": "depth.base",
+    "RandomKeep": "depth.random_keep",
     "Rule": "measure.settling",
+    "Schedule": "types",
+    "Span": "types",
     "View": "adapters.view",
     "capture": "measure.capture",
-    "find_view": "adapters.view",
+    "find_view": "adapters.huggingface",
+    "from_transformers": "models.convert",
     "load": "adapters.load",
+    "load_decoder": "models.decoder",
+    "looped": "models.schedule",
     "map": "measure.mapping",
+    "stack": "models.schedule",
 }
 
 __all__ = [
+    "Cache",
+    "Context",
+    "Decision",
+    "Decoder",
+    "DecoderConfig",
+    "DecoderOutput",
+    "Dense",
     "DepthMap",
     "FetchError",
+    "FixedExit",
+    "HuggingFaceView",
     "Lens",
     "Loaded",
     "MapInterrupted",
     "MapOptions",
     "NonFiniteError",
     "Parts",
+    "Plan",
+    "Policy",
+    "RandomKeep",
     "Rule",
+    "Schedule",
+    "Span",
     "View",
     "__version__",
     "capture",
     "find_view",
+    "from_transformers",
     "load",
+    "load_decoder",
+    "looped",
     "map",
+    "stack",
 ]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, kl_divergence
 
 import tokendepth
-from tokendepth.adapters.view import View
+from tokendepth.adapters.huggingface import HuggingFaceView as View
 from tokendepth.measure.lens import Readings
 from tokendepth.measure.settling import DEFAULT_THRESHOLDS, RULES, rule_holds, settle
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tokendepth
-from tokendepth.adapters.view import View
+from tokendepth.adapters.huggingface import HuggingFaceView as View
 
 IDS = torch.tensor([[5, 9, 200, 31, 7], [17, 44, 3, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

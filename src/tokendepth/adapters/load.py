@@ -1,9 +1,10 @@
 """Load a model by name, folder or hub name, with its tokenizer and its view."""
 
+import copy
 import difflib
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokendepth.adapters.view import Parts, View, find_view
+from tokendepth.adapters.decoder import DecoderView
+from tokendepth.adapters.huggingface import Parts, find_view
+from tokendepth.adapters.view import View
 from tokendepth.errors import FetchError
+from tokendepth.models.convert import from_transformers
+from tokendepth.models.decoder import Decoder
 from tokendepth.models.named import NAMED_MODELS, Say, named_folder
 from tokendepth.numerics import resolve_device, resolve_dtype
+from tokendepth.types import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +36,30 @@ class Loaded:
     @cached_property
     def view(self) -> View:
         """Blocks, final norm and unembedding, found by structure when first asked for."""
+        if isinstance(self.model, Decoder):
+            return DecoderView(model=self.model)
         return find_view(self.model, self.parts)
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """Our decoder with the same weights, copied when first asked for.
+
+        Raises:
+            ValueError: a family that has no decoder here; the message lists the known ones.
+        """
+        return self.model if isinstance(self.model, Decoder) else from_transformers(self.model)
+
+    def on_decoder(self, schedule: Schedule | None = None) -> "Loaded":
+        """The same weights and tokenizer on our decoder, for measures of its own spans and loops.
+
+        Args:
+            schedule: in which order blocks run; a plain stack by default.
+        """
+        decoder = self.decoder
+        if schedule is not None:
+            decoder = copy.copy(decoder)
+            decoder.schedule = schedule
+        return replace(self, model=decoder)
 
     @cached_property
     def weights_hash(self) -> str:

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.text import Text
 from tyro.conf import OmitArgPrefixes, Positional
 
-from tokendepth.adapters.view import Parts
+from tokendepth.adapters.huggingface import Parts
 from tokendepth.measure.mapping import MapOptions
 
 if TYPE_CHECKING:

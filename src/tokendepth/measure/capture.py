@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tokendepth.adapters.recording import recording, undisturbed
+from tokendepth.adapters.recording import undisturbed
 from tokendepth.adapters.view import View
 from tokendepth.errors import NonFiniteError
 from tokendepth.numerics import rows_finite
@@ -54,8 +54,7 @@ def capture(
     if not wanted:
         raise ValueError("states: got none; name at least one, or leave it out for all")
     with undisturbed(view.model), torch.set_grad_enabled(grad):
-        with recording(view.blocks, wanted, stop=True) as found:
-            view.run(input_ids, attention_mask)
+        found = view.states(input_ids, attention_mask, wanted)
         kept = {index: found[index] if grad else found[index].detach() for index in wanted}
     for index in sorted(kept):
         _check_finite(view, kept[index], attention_mask, index, batch)
@@ -71,19 +70,18 @@ def _check_finite(
     if bool(good.all()):
         return
     row, position = (int(value) for value in (~good).nonzero()[0])
-    where = "the embedding" if index == 0 else f"block {index - 1} ({view.block_path}.{index - 1})"
+    where, guilty = view.source_of(index)
     raise NonFiniteError(
         f"state {index}, out of {where}, is NaN or infinite: dtype {states.dtype}, batch {batch}, "
-        f"row {row}, position {position}.{_weights_to_blame(view, index)}"
+        f"row {row}, position {position}.{_weights_to_blame(guilty)}"
     )
 
 
-def _weights_to_blame(view: View, index: int) -> str:
-    """Which weights of the block are themselves not finite; for half precision, what to try."""
-    guilty: nn.Module = view.model if index == 0 else view.blocks[index - 1]
+def _weights_to_blame(guilty: nn.Module) -> str:
+    """Which weights of the source are themselves not finite; for half precision, what to try."""
     bad = [name for name, weight in guilty.named_parameters() if not torch.isfinite(weight).all()]
     if bad:
         return f" Its weights are not finite: {', '.join(bad[:3])}. The checkpoint is damaged."
-    if view.dtype == torch.float16:
+    if next(guilty.parameters()).dtype == torch.float16:
         return " Its weights are finite: float16 overflowed; load with dtype float32 or bfloat16."
     return " Its weights are finite; an earlier state or the input must be extreme."

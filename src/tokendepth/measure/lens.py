@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tokendepth.adapters.recording import recording, undisturbed
+from tokendepth.adapters.recording import undisturbed
 from tokendepth.adapters.view import View, probe_ids
 from tokendepth.errors import NonFiniteError
 from tokendepth.measure.capture import States, capture
@@ -138,8 +138,7 @@ class Lens:
         if not all_finite(logits):
             raise NonFiniteError(
                 f"logits read from state {index} are NaN or infinite: dtype {self.view.dtype}, "
-                f"batch {batch}; look at the weights of {', '.join(self.view.tail_paths)} and "
-                f"{self.view.unembed_path}"
+                f"batch {batch}; look at the weights of the read-out: {self.view.describe()}"
             )
         return _Prediction(*normalise(logits))
 
@@ -164,16 +163,13 @@ def prove(view: View) -> None:
     """
     ids = probe_ids(view.embedding_rows, view.device)
     capture(view, ids, states=range(view.num_layers + 1))  # a damaged block is named as such
-    last = view.num_layers
     with undisturbed(view.model), torch.no_grad():
-        with recording(view.blocks, [last], stop=False) as found:
-            expected = wide(view.run(ids).logits[0])
-        read = view.read_out(found[last][0])
+        state, logits = view.last_state_and_logits(ids)
+        expected, read = wide(logits[0]), view.read_out(state[0])
     if not bool(torch.isfinite(expected).all()):
         raise NonFiniteError(
             f"the model's logits are NaN or infinite while its last state is not: dtype "
-            f"{view.dtype}; look at the weights of {', '.join(view.tail_paths)} and "
-            f"{view.unembed_path}"
+            f"{view.dtype}; look at the weights of the read-out: {view.describe()}"
         )
     allowed = _TOLERANCE.get(view.dtype, 1e-4) * float(expected.abs().max().clamp_min(1e-30))
     gap = float((read - expected).abs().max()) if read.shape == expected.shape else torch.inf

@@ -11,7 +11,7 @@ import torch
 
 from tokendepth import __version__
 from tokendepth.adapters.load import Loaded, load
-from tokendepth.adapters.view import View
+from tokendepth.adapters.view import View, check_ids
 from tokendepth.measure.capture import capture
 from tokendepth.measure.depth_map import DepthMap, DocumentFacts
 from tokendepth.measure.lens import Lens, Readings
@@ -122,7 +122,7 @@ def _map_documents(
 ) -> DepthMap:
     view = loaded.view
     for document in documents:  # before minutes of work, not after
-        view.check_ids(torch.tensor(document.ids))
+        check_ids(view, torch.tensor(document.ids))
     lens = Lens(view)
     cut = list(windows(documents, view.max_positions))
     total = sum(len(window.ids) for window in cut)

@@ -27,6 +27,8 @@ class DecoderConfig:
     tied_head: bool = True
     adapter: bool = False
     """A linear layer (2 width -> width) for schedules that inject."""
+    max_positions: int | None = None
+    """The longest text that the weights were trained for, in tokens; measures cut longer ones."""
     key_value_rule: KeyValueRule = "all"
     """Keys and values of skipped rows: from the frozen state, absent, or the last ones computed."""
 

@@ -59,6 +59,7 @@ def from_transformers(model: nn.Module, *, key_value_rule: str = "all") -> Decod
         attention_bias=config.attention_bias,
         feed_forward_bias=config.mlp_bias,
         tied_head=config.tie_word_embeddings,
+        max_positions=config.max_position_embeddings,
         key_value_rule=key_value_rule,  # pyright: ignore
     )
     theirs = model.state_dict()

@@ -109,22 +109,33 @@ class Plan:
     keep: Bool[Tensor, "batch seq span"]
     weight: Float[Tensor, "batch seq span"] | None
 
-    def decision(
+    def aligned(
         self,
-        span: int,
         row_keys: Int[Tensor, " batch"],
         positions: Int[Tensor, "batch seq"],
         valid: Bool[Tensor, "batch seq"],
-    ) -> Decision:
-        """The recorded decision for the given rows and positions.
+    ) -> "Plan":
+        """The recorded decisions for other rows and positions, in their order.
 
         Raises:
             ValueError: a position that the plan does not hold.
         """
         at = self._find(row_keys, positions, valid)
-        keep = self.keep[..., span].flatten()[at] | ~valid
-        weight = None if self.weight is None else self.weight[..., span].flatten()[at]
-        return Decision(keep=None if bool(keep.all()) else keep, weight=weight)
+        return Plan(
+            row_keys=row_keys,
+            positions=positions,
+            valid=valid,
+            keep=self.keep.flatten(0, 1)[at],
+            weight=None if self.weight is None else self.weight.flatten(0, 1)[at],
+        )
+
+    def decision(self, span: int) -> Decision:
+        """What was decided of one span."""
+        keep = self.keep[..., span]
+        return Decision(
+            keep=None if bool((keep | ~self.valid).all()) else keep,
+            weight=None if self.weight is None else self.weight[..., span],
+        )
 
     def _find(self, row_keys: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
         base = 1 + max(int(self.positions.max()), int(positions.max()))

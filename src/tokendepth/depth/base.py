@@ -35,6 +35,8 @@ class Context:
     turn: Turn
     schedule: Schedule
     cache: Cache
+    forget: bool
+    """Nobody keeps the cache, and no later span looks into the stores of an earlier one."""
     routing: Routing
     gates: Gates = "update"
     purpose: Purpose = "run"

@@ -8,6 +8,7 @@ which the row stands still, under `kept` and `carried` they are not computed.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -103,31 +104,17 @@ def gathered(
     """Compute the kept rows alone, and of the others what the rule for keys and values asks."""
     if decision.keep is None and context.unpadded:
         return dense(span, blocks, hidden, entry, decision, context)
-    running = Rows(kept_rows(decision, context.mask))
-    standing = Rows(context.mask & ~running.mask)
-    with_standing = context.cache.rule == "all" and standing.count > 0
-    turn = _gather_turn(running, context.turn)
-    standing_turn = _gather_turn(standing, context.turn)
+    split = _Split.of(decision, entry, context)
+    running, state = split.running, split.running.gather(entry)
     queries_at = running.pad(running.gather(context.positions))
     gate = None
     if decision.weight is not None and context.gates == "update":
         gate = running.gather(decision.weight)
-    state, still = running.gather(entry), standing.gather(entry)
     for number, (index, block) in enumerate(zip(span.blocks, blocks, strict=True)):
-        normed = block.attention_norm(state)
-        keys, values = block.attention.keys_values(normed, turn)
         store = context.cache.store(context.purpose, index, span.loop)
-        if with_standing:
-            others = block.attention.keys_values(block.attention_norm(still), standing_turn)
-            keys, values = (
-                _merge(running, mine, standing, theirs)
-                for mine, theirs in zip((keys, values), others, strict=True)
-            )
-            _extend(store, keys, values, context.mask, span.loop, context)
-        else:
-            _extend_rows(store, keys, values, running, span.loop, context)
+        normed = split.store_keys(store, block, state, span.loop, context, first=number == 0)
         if running.count:
-            queries = running.pad(block.attention.queries(normed, turn))
+            queries = running.pad(block.attention.queries(normed, split.turn))
             context.padded_queries += running.num_padded
             mixed = _attend(queries, store, queries_at, span, context, whole=False)
             state = _add(state, block.attention.output(running.unpad(mixed)), gate)
@@ -138,6 +125,60 @@ def gathered(
         old = running.gather(hidden)
         state = old + broadcast(running.gather(decision.weight), old) * (state - old)
     return running.scatter(hidden, state)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Rows that run and, where their keys and values are wanted, rows that stand still."""
+
+    entry: Hidden
+    running: Rows
+    turn: Turn
+    standing: Rows | None
+    still: Tensor | None
+    """The standing rows' residual, the same for every block of the span."""
+    still_turn: Turn | None
+
+    @staticmethod
+    def of(decision: Decision, entry: Hidden, context: Context) -> "_Split":
+        running = Rows(kept_rows(decision, context.mask))
+        turn = _gather_turn(running, context.turn)
+        standing = Rows(context.mask & ~running.mask)
+        if context.cache.rule != "all" or standing.count == 0:
+            return _Split(entry, running, turn, None, None, None)
+        still_turn = _gather_turn(standing, context.turn)
+        return _Split(entry, running, turn, standing, standing.gather(entry), still_turn)
+
+    def store_keys(
+        self,
+        store: Store,
+        block: Block,
+        state: Tensor,
+        loop: int,
+        context: Context,
+        *,
+        first: bool,
+    ) -> Tensor:
+        """Store keys and values; return the running rows' attention input."""
+        if self.standing is None or self.still is None or self.still_turn is None:
+            normed = block.attention_norm(state)
+            keys, values = block.attention.keys_values(normed, self.turn)
+            _extend_rows(store, keys, values, self.running, loop, context)
+            return normed
+        if first:  # both sets still read the same entry: no need to compute them apart
+            whole = _normed(block, self.entry, context)
+            normed = self.running.gather(whole)
+            keys, values = block.attention.keys_values(whole, context.turn)
+        else:
+            normed = block.attention_norm(state)
+            mine = block.attention.keys_values(normed, self.turn)
+            theirs = block.attention.keys_values(block.attention_norm(self.still), self.still_turn)
+            keys, values = (
+                _merge(self.running, one, self.standing, other)
+                for one, other in zip(mine, theirs, strict=True)
+            )
+        _extend(store, keys, values, context.mask, loop, context)
+        return normed
 
 
 EXECUTORS: dict[ExecutorName, Executor] = {
@@ -205,10 +246,12 @@ def _extend(
     context: Context,
 ) -> None:
     """Store a rectangle of keys and values. Slots left empty are zeroed: 0 x NaN is NaN."""
-    if not context.unpadded or stored is not context.mask:
+    positions = context.positions
+    if not (context.unpadded and stored is context.mask):
         keys = torch.where(stored[..., None, None], keys, 0.0)
         values = torch.where(stored[..., None, None], values, 0.0)
-    store.extend(keys, values, torch.where(stored, context.positions, EMPTY), loop)
+        positions = torch.where(stored, positions, EMPTY)
+    store.extend(keys, values, positions, loop)
 
 
 def _extend_rows(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.models.config import DecoderConfig, read_config
 from tokendepth.models.schedule import stack
-from tokendepth.models.walk import Walk
+from tokendepth.models.walk import Record, Walk
 from tokendepth.nn.attention import Attention
 from tokendepth.nn.block import Block
 from tokendepth.nn.cache import Cache
@@ -26,23 +27,33 @@ from tokendepth.types import Decision, Plan, Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderOutput:
-    """What a forward pass gives."""
+    """What a forward pass gives. What can be derived from the decisions is made when asked for."""
 
     logits: Float[Tensor, "batch seq vocab"]
-    executed: Bool[Tensor, "batch seq visit"]
-    """True where a row's update was applied; False at padding. The same for every executor."""
-    plan: Plan
-    """The decisions, detached."""
     decisions: tuple[Decision, ...]
     """The decisions, in the graph; one a span."""
-    penalty: dict[str, Float[Tensor, "batch seq"]]
-    """Summed over spans."""
     states: dict[int, Float[Tensor, "batch seq dim"]]
     """The collected ones: state k after k block executions."""
     checked: Bool[Tensor, "batch seq check"]
     """Which rows each read-out on the way was made for, in order."""
     padded_queries: int
     """Query slots that attention padded, over all gathered spans."""
+    record: Record
+
+    @cached_property
+    def executed(self) -> Bool[Tensor, "batch seq visit"]:
+        """True where a row's update was applied; False at padding. Equal for every executor."""
+        return self.record.executed()
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The decisions, detached, to be replayed."""
+        return self.record.plan()
+
+    @cached_property
+    def penalty(self) -> dict[str, Float[Tensor, "batch seq"]]:
+        """Each named penalty, summed over spans."""
+        return self.record.penalty()
 
 
 class Decoder(nn.Module):
@@ -140,20 +151,22 @@ class Decoder(nn.Module):
             states[0] = hidden
         walk = Walk(self, chosen, plan, run, context)
         hidden = walk.run(hidden)
-        context.cache.seen = _seen(context)
-        context.cache.policy_state = walk.state
-        executed = walk.executed()
-        read = chosen.read_out or self.read_out
-        logits = read(hidden.flatten(0, 1), executed.sum(dim=-1).flatten())
+        if cache is not None:
+            cache.seen = _seen(context)
+            cache.policy_state = walk.state
+        record = walk.record()
+        flat = hidden.flatten(0, 1)
+        if chosen.read_out is None:
+            logits = self.read_out(flat)
+        else:
+            logits = chosen.read_out(flat, record.executed().sum(dim=-1).flatten())
         return DecoderOutput(
             logits=logits.unflatten(0, hidden.shape[:2]),
-            executed=executed,
-            plan=walk.plan(),
-            decisions=tuple(walk.decisions),
-            penalty=walk.penalty(),
+            decisions=record.decisions,
             states=states,
             checked=_stacked(walk.checked, context.mask),
             padded_queries=context.padded_queries,
+            record=record,
         )
 
     def enter(
@@ -174,20 +187,24 @@ class Decoder(nn.Module):
         order: Schedule,
         row_keys: Tensor | None,
     ) -> Context:
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        mask = mask.bool()
-        seen = cache.seen if cache is not None and cache.seen is not None else None
-        positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)
+        seen = None if cache is None else cache.seen
+        if attention_mask is None:
+            mask = torch.ones_like(input_ids, dtype=torch.bool)
+            positions = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+        else:
+            mask = attention_mask.bool()
+            positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)
         positions = positions if seen is None else positions + seen[:, None]
         keys = mask.new_zeros(len(mask), dtype=torch.long) if row_keys is None else row_keys
         return Context(
             positions=positions,
             mask=mask,
-            unpadded=seen is None and bool(mask.all()),
+            unpadded=seen is None and (attention_mask is None or bool(mask.all())),
             row_keys=keys,
             turn=self.rotary.turn(positions, self.embedding.weight.dtype),
             schedule=order,
             cache=self.cache() if cache is None else cache,
+            forget=cache is None and self.config.key_value_rule != "carried",
             routing="hard",
             previous=None if cache is None else cache.policy_state,
             read=unread,

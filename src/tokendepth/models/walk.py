@@ -1,7 +1,7 @@
 """One walk over the spans of a schedule: decide, latch, execute, and write down what was done."""
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from tokendepth.depth.base import Context, Policy, kept_rows, unread, unwatched
 from tokendepth.depth.execute import Executor
 from tokendepth.nn.block import Block
 from tokendepth.numerics import keyed_normal
-from tokendepth.types import Decision, Plan, Span
+from tokendepth.types import Decision, Plan, Schedule, Span
 
 if TYPE_CHECKING:
     from tokendepth.models.decoder import Decoder
@@ -29,8 +29,14 @@ class Walk:
         executor: Executor,
         context: Context,
     ) -> None:
-        self.decoder, self.policy, self.replayed = decoder, policy, plan
+        self.decoder, self.policy = decoder, policy
         self.executor, self.context = executor, context
+        self.blocks: list[Block] = list(decoder.blocks)  # pyright: ignore[reportAttributeAccessIssue]
+        self.replayed = (
+            None
+            if plan is None
+            else plan.aligned(context.row_keys, context.positions, context.mask)
+        )
         self.decisions: list[Decision] = []
         self.checked: list[Tensor] = []
         self.state: Any = context.previous
@@ -51,26 +57,26 @@ class Walk:
                 decision = self._decide(index, hidden, entry)
                 hidden = self.executor(span, self._blocks(span), hidden, entry, decision, context)
             self.decisions.append(decision)
+            if context.forget:
+                context.cache.stores.clear()
             last = context.schedule.first_visit[index] + len(span.blocks) - 1
             context.watch(last, lambda made=hidden: made)
         return hidden
 
     def _blocks(self, span: Span) -> list[Block]:
-        blocks = [self.decoder.blocks[index] for index in span.blocks]
-        assert all(isinstance(block, Block) for block in blocks)
-        return blocks  # pyright: ignore[reportReturnType]
+        return [self.blocks[index] for index in span.blocks]
 
     def _decide(self, index: int, hidden: Tensor, entry: Tensor) -> Decision:
         context, span = self.context, self.context.schedule.spans[index]
         if not span.routed:
             return Decision()
         if self.replayed is not None:
-            return self.replayed.decision(index, context.row_keys, context.positions, context.mask)
+            return self.replayed.decision(index)
         if not self.started:
             self.state = self.policy.start(hidden, context)
             self.started = True
         context.entry, context.normed = entry, None
-        context.norm = self._blocks(span)[0].attention_norm
+        context.norm = self.blocks[span.blocks[0]].attention_norm
         context.read = lambda rows: self._read(rows, hidden, index)
         decision, self.state = self.policy.decide(span, hidden, self.state, context)
         context.read = unread
@@ -108,21 +114,38 @@ class Walk:
             depth = depth + len(span.blocks) * kept_rows(decision, self.context.mask)
         return depth
 
+    def record(self) -> "Record":
+        """What was decided, for which tokens."""
+        context = self.context
+        return Record(
+            schedule=context.schedule,
+            row_keys=context.row_keys,
+            positions=context.positions,
+            mask=context.mask,
+            decisions=tuple(self.decisions),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The decisions of one forward pass, and what they were about."""
+
+    schedule: Schedule
+    row_keys: Int[Tensor, " batch"]
+    positions: Int[Tensor, "batch seq"]
+    mask: Bool[Tensor, "batch seq"]
+    decisions: tuple[Decision, ...]
+
     def executed(self) -> Bool[Tensor, "batch seq visit"]:
         """Which rows ran at each block execution."""
-        columns = [
-            kept_rows(self.decisions[index], self.context.mask)
-            for index, _ in self.context.schedule.visits
-        ]
-        return torch.stack(columns, dim=-1)
+        kept = [kept_rows(decision, self.mask) for decision in self.decisions]
+        return torch.stack([kept[index] for index, _ in self.schedule.visits], dim=-1)
 
     def plan(self) -> Plan:
         """The decisions, detached."""
-        context = self.context
-        keep = [kept_rows(decision, context.mask) for decision in self.decisions]
         weight = None
         if any(decision.weight is not None for decision in self.decisions):
-            ones = torch.ones_like(context.positions, dtype=torch.float32)
+            ones = torch.ones_like(self.positions, dtype=torch.float32)
             weight = torch.stack(
                 [
                     ones if decision.weight is None else decision.weight.detach().float()
@@ -130,11 +153,12 @@ class Walk:
                 ],
                 dim=-1,
             )
+        kept = [kept_rows(decision, self.mask) for decision in self.decisions]
         return Plan(
-            row_keys=context.row_keys,
-            positions=context.positions,
-            valid=context.mask,
-            keep=torch.stack(keep, dim=-1),
+            row_keys=self.row_keys,
+            positions=self.positions,
+            valid=self.mask,
+            keep=torch.stack(kept, dim=-1),
             weight=weight,
         )
 

@@ -27,22 +27,20 @@ class Store:
     keys: Tensor | None = None
     values: Tensor | None = None
     positions: Int[Tensor, "batch slot"] | None = None
-    loops: Int[Tensor, "batch slot"] | None = None
+    loops: tuple[int, ...] = ()
+    """Loop of each slot, the same for all rows."""
 
     def extend(
         self, keys: Tensor, values: Tensor, positions: Int[Tensor, "batch new"], loop: int
     ) -> None:
         """Add slots. Empty ones (position -1) must hold finite numbers."""
-        loops = torch.full_like(positions, loop)
-        if self.keys is None or self.values is None:
-            self.keys, self.values, self.positions, self.loops = keys, values, positions, loops
-            return
-        assert self.positions is not None
-        assert self.loops is not None
-        self.keys = torch.cat((self.keys, keys), dim=1)
-        self.values = torch.cat((self.values, values), dim=1)
-        self.positions = torch.cat((self.positions, positions), dim=1)
-        self.loops = torch.cat((self.loops, loops), dim=1)
+        if self.keys is None or self.values is None or self.positions is None:
+            self.keys, self.values, self.positions = keys, values, positions
+        else:
+            self.keys = torch.cat((self.keys, keys), dim=1)
+            self.values = torch.cat((self.values, values), dim=1)
+            self.positions = torch.cat((self.positions, positions), dim=1)
+        self.loops += (loop,) * positions.shape[1]
 
     def visible(
         self, queries: Int[Tensor, "batch query"], loop: int, *, newest: bool
@@ -59,13 +57,13 @@ class Store:
 
     def _is_newest(self, loop: int) -> Bool[Tensor, "batch slot"]:
         assert self.positions is not None
-        assert self.loops is not None
-        allowed = torch.where(self.loops <= loop, self.loops, EMPTY)
+        loops = torch.tensor(self.loops, device=self.positions.device).expand(self.positions.shape)
+        seen = (loops <= loop) & (self.positions != EMPTY)
+        allowed = torch.where(seen, loops, EMPTY)
         places = self.positions.clamp_min(0)
-        allowed = torch.where(self.positions == EMPTY, EMPTY, allowed)
         table = allowed.new_full((allowed.shape[0], int(places.max()) + 1), EMPTY)
         table = table.scatter_reduce(1, places, allowed, reduce="amax")
-        return (allowed != EMPTY) & (allowed == table.gather(1, places))
+        return seen & (allowed == table.gather(1, places))
 
     @property
     def nbytes(self) -> int:

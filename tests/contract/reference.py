@@ -87,7 +87,7 @@ def _mix(query, before):
 
 def _turn(decoder, heads, position):
     half = heads.shape[-1] // 2
-    cos = (position * decoder.rotary.frequencies.float()).cos().to(heads.dtype)
-    sin = (position * decoder.rotary.frequencies.float()).sin().to(heads.dtype)
+    cos = (position * decoder.rotary.frequencies).cos().to(heads.dtype)
+    sin = (position * decoder.rotary.frequencies).sin().to(heads.dtype)
     first, second = heads[..., :half], heads[..., half:]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -212,14 +213,33 @@ class Decoder(nn.Module):
         )
 
     def save(self, folder: Path | str) -> None:
-        """Write config and weights; a tied head is written once."""
+        """Write config and weights, the policy's included; shared ones are written once."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(self.config.to_json())
-        weights = {name: value.contiguous() for name, value in self.state_dict().items()}
-        if self.config.tied_head:
-            del weights["head.weight"]
+        weights = {name: value.contiguous() for name, value in self._unique().items()}
         save_file(weights, folder / "model.safetensors")
+
+    def load_weights(self, folder: Path | str) -> None:
+        """Take the weights that `save` has written for a decoder and policy of the same shape.
+
+        Raises:
+            ValueError: unknown or missing names.
+        """
+        stored = load_file(Path(folder) / "model.safetensors")
+        mine = set(self._unique())
+        if set(stored) != mine:
+            raise ValueError(
+                f"weights: {folder} has unknown {sorted(set(stored) - mine)} and lacks "
+                f"{sorted(mine - set(stored))}; schedule and policy must be those it was saved with"
+            )
+        self.load_state_dict(stored, strict=False)
+
+    def _unique(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers, shared ones under their first name."""
+        every = self.state_dict(keep_vars=True)
+        first = {id(value): name for name, value in reversed(every.items())}
+        return {name: value.detach() for name, value in every.items() if first[id(value)] == name}
 
 
 def load_decoder(
@@ -232,16 +252,11 @@ def load_decoder(
     """
     folder = Path(folder)
     decoder = Decoder(read_config((folder / "config.json").read_text()), schedule, policy)
-    weights = load_file(folder / "model.safetensors")
-    dtype = weights["embedding.weight"].dtype
+    with safe_open(folder / "model.safetensors", framework="pt") as stored:
+        dtype = stored.get_tensor("embedding.weight").dtype
     decoder = decoder.to(dtype)
-    expected = set(decoder.state_dict()) - ({"head.weight"} if decoder.config.tied_head else set())
-    if set(weights) != expected:
-        raise ValueError(
-            f"weights: {folder} has unknown {sorted(set(weights) - expected)} and lacks "
-            f"{sorted(expected - set(weights))}"
-        )
-    decoder.load_state_dict(weights, strict=False)
+    decoder.rotary.float()
+    decoder.load_weights(folder)
     return decoder
 
 

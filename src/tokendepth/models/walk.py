@@ -143,16 +143,12 @@ class Record:
 
     def plan(self) -> Plan:
         """The decisions, detached."""
+        weights = [decision.weight for decision in self.decisions]
+        given = next((one for one in weights if one is not None), None)
         weight = None
-        if any(decision.weight is not None for decision in self.decisions):
-            ones = torch.ones_like(self.positions, dtype=torch.float32)
-            weight = torch.stack(
-                [
-                    ones if decision.weight is None else decision.weight.detach().float()
-                    for decision in self.decisions
-                ],
-                dim=-1,
-            )
+        if given is not None:
+            plain = torch.ones_like(given)
+            weight = torch.stack([plain if one is None else one for one in weights], -1).detach()
         kept = [kept_rows(decision, self.mask) for decision in self.decisions]
         return Plan(
             row_keys=self.row_keys,

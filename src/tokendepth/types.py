@@ -78,6 +78,16 @@ class Schedule:
         return tuple(range(first, len(self.spans)))
 
     @cached_property
+    def num_blocks(self) -> int:
+        """Blocks that a decoder must have to run it."""
+        return 1 + max(block for _, block in self.visits)
+
+    @cached_property
+    def injects(self) -> bool:
+        """True when some span goes through the adapter."""
+        return any(span.inject for span in self.spans)
+
+    @cached_property
     def revisits(self) -> bool:
         """True when some block runs more than once."""
         blocks = [block for _, block in self.visits]

@@ -40,8 +40,17 @@ def test_a_line_ends_with_one_json_object(line, tmp_path, smollm2):
 
 
 @pytest.mark.real
-def test_the_python_block_runs(tmp_path, smollm2):
-    (block,) = blocks("python")
+@pytest.mark.parametrize(
+    ("number", "last"),
+    [(0, "torch.Size([1, 7, 576])"), (1, "torch.Size([1, 13, 30])")],
+    ids=["measure", "run"],
+)
+def test_a_python_block_runs(number, last, tmp_path, smollm2):
+    block = blocks("python")[number]
     done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().splitlines()[-1] == "torch.Size([1, 7, 576])"
+    assert done.stdout.decode().splitlines()[-1] == last
+
+
+def test_every_python_block_is_run():
+    assert len(blocks("python")) == 2

@@ -276,12 +276,12 @@ def _block(config: DecoderConfig) -> Block:
 
 
 def _check_fit(decoder: Decoder, order: Schedule, collect: Sequence[int]) -> None:
-    last = max(block for _, block in order.visits)
-    if last >= decoder.config.num_blocks:
+    if order.num_blocks > decoder.config.num_blocks:
         raise ValueError(
-            f"schedule: it runs block {last}; there are blocks 0 to {decoder.config.num_blocks - 1}"
+            f"schedule: it runs block {order.num_blocks - 1}; there are blocks 0 to "
+            f"{decoder.config.num_blocks - 1}"
         )
-    if any(span.inject for span in order.spans) and decoder.adapter is None:
+    if order.injects and decoder.adapter is None:
         raise ValueError("schedule: it injects, but the config has adapter=False; set it to True")
     if decoder.config.key_value_rule == "carried" and not order.revisits:
         raise ValueError(

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from tokendepth.models.decoder import Decoder
 
 
+_WITH_GRAPH = nullcontext()
+
+
 class Walk:
     """The state of one forward pass between its spans."""
 
@@ -52,7 +55,7 @@ class Walk:
             if span.inject and self.embedded is None:
                 self.embedded = hidden
                 hidden = _start(hidden, context)
-            with nullcontext() if span.grad else torch.no_grad():
+            with _WITH_GRAPH if span.grad else torch.no_grad():
                 entry = self.decoder.enter(hidden, self.embedded, inject=span.inject)
                 decision = self._decide(index, hidden, entry)
                 hidden = self.executor(span, self._blocks(span), hidden, entry, decision, context)

@@ -6,7 +6,7 @@ Axis names in shapes mean the same everywhere: `batch` rows of a call, `seq` pos
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor
 Routing = Literal["soft", "hard", "hard_soft"]
 KeyValueRule = Literal["all", "kept", "carried"]
 Start = Literal["hidden", "zeros", "normal"]
+Gates = Literal["update", "span"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,18 @@ class Schedule:
     def __post_init__(self) -> None:
         if not self.spans:
             raise ValueError("spans: a schedule needs at least one span")
+        for number, span in enumerate(self.spans):
+            if not span.blocks or min(span.blocks) < 0:
+                raise ValueError(
+                    f"spans: span {number} has blocks {span.blocks}; name at least one, from 0"
+                )
+        visits = [(block, span.loop) for span in self.spans for block in span.blocks]
+        if len(set(visits)) < len(visits):
+            twice = next(visit for visit in visits if visits.count(visit) > 1)
+            raise ValueError(
+                f"spans: block {twice[0]} runs twice in loop {twice[1]}; give each pass over a "
+                "block its own loop=, since keys and values are stored by block and loop"
+            )
         if self.start not in ("hidden", "zeros", "normal"):
             raise ValueError(f"start: got {self.start!r}; allowed are hidden, zeros, normal")
 
@@ -113,6 +126,10 @@ class Plan:
     Replayed by (row key, stored position, span): on another executor, another batch, in chunks.
     """
 
+    spans: tuple[Span, ...]
+    """Of the schedule it was recorded on."""
+    gates: Gates
+    """What its weights scale."""
     row_keys: Int[Tensor, " batch"]
     positions: Int[Tensor, "batch seq"]
     valid: Bool[Tensor, "batch seq"]
@@ -121,6 +138,7 @@ class Plan:
 
     def aligned(
         self,
+        schedule: "Schedule",
         row_keys: Int[Tensor, " batch"],
         positions: Int[Tensor, "batch seq"],
         valid: Bool[Tensor, "batch seq"],
@@ -128,15 +146,36 @@ class Plan:
         """The recorded decisions for other rows and positions, in their order.
 
         Raises:
-            ValueError: a position that the plan does not hold.
+            ValueError: another schedule, a position that the plan does not hold, or one that it
+                holds twice with different decisions.
         """
-        at = self._find(row_keys, positions, valid)
-        return Plan(
+        if schedule.spans != self.spans:
+            raise ValueError(
+                f"plan: it was recorded on another schedule ({len(self.spans)} spans, now "
+                f"{len(schedule.spans)}); replay it with schedule= the one it was recorded on"
+            )
+        mine = self._on(positions.device)
+        same = (mine.row_keys, row_keys), (mine.positions, positions), (mine.valid, valid)
+        if all(torch.equal(one, other) for one, other in same):
+            return mine
+        at = mine._find(row_keys, positions, valid)
+        return replace(
+            mine,
             row_keys=row_keys,
             positions=positions,
             valid=valid,
-            keep=self.keep.flatten(0, 1)[at],
-            weight=None if self.weight is None else self.weight.flatten(0, 1)[at],
+            keep=mine.keep.flatten(0, 1)[at],
+            weight=None if mine.weight is None else mine.weight.flatten(0, 1)[at],
+        )
+
+    def _on(self, device: torch.device) -> "Plan":
+        return replace(
+            self,
+            row_keys=self.row_keys.to(device),
+            positions=self.positions.to(device),
+            valid=self.valid.to(device),
+            keep=self.keep.to(device),
+            weight=None if self.weight is None else self.weight.to(device),
         )
 
     def decision(self, span: int) -> Decision:
@@ -148,13 +187,17 @@ class Plan:
         )
 
     def _find(self, row_keys: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
+        """For each wanted token, its place among the recorded ones."""
+        _, number = torch.unique(torch.cat((self.row_keys, row_keys)), return_inverse=True)
         base = 1 + max(int(self.positions.max()), int(positions.max()))
-        stored = (self.row_keys[:, None] * base + self.positions).flatten()
-        stored = torch.where(self.valid.flatten(), stored, -1)
-        order = stored.argsort(stable=True)
-        wanted = torch.where(valid, row_keys[:, None] * base + positions, -1)
-        at = order[torch.searchsorted(stored[order], wanted).clamp_max(len(order) - 1)]
-        missing = valid & (stored[at] != wanted)
+        recorded = (number[: len(self.row_keys), None] * base + self.positions).flatten()
+        recorded = torch.where(self.valid.flatten(), recorded, -1)
+        order = recorded.argsort(stable=True)
+        ordered = recorded[order]
+        self._check_single(ordered, order)
+        wanted = torch.where(valid, number[len(self.row_keys) :, None] * base + positions, -1)
+        at = order[torch.searchsorted(ordered, wanted).clamp_max(len(order) - 1)]
+        missing = valid & (recorded[at] != wanted)
         if bool(missing.any()):
             row, column = (int(value) for value in missing.nonzero()[0])
             raise ValueError(
@@ -163,3 +206,16 @@ class Plan:
                 "the same row_keys"
             )
         return at
+
+    def _check_single(self, ordered: Tensor, order: Tensor) -> None:
+        twice = (ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)
+        keep = self.keep.flatten(0, 1)[order]
+        differ = (keep[1:] != keep[:-1]).any(dim=-1)
+        if self.weight is not None:
+            weight = self.weight.flatten(0, 1)[order]
+            differ = differ | (weight[1:] != weight[:-1]).any(dim=-1)
+        if bool((twice & differ).any()):
+            raise ValueError(
+                "plan: it holds two decisions for the same row key and position; record it with "
+                "distinct row_keys, such as row_keys=torch.arange(batch)"
+            )

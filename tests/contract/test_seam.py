@@ -76,6 +76,18 @@ def test_weights_of_another_policy_are_refused(tmp_path):
         load_decoder(tmp_path)
 
 
+@torch.no_grad()
+def test_a_read_out_of_the_policys_own_makes_the_logits():
+    case = next(case for case in CASES if case.policy == "exit" and case.schedule == "stack")
+    decoder, (ids, mask) = build(case), ragged()
+    output = decoder(ids, mask, row_keys=KEYS, collect=[4])
+    own, inside = decoder.policy.read_out, mask.bool()
+    expected = own(output.states[4][inside], output.executed.sum(-1)[inside])
+    torch.testing.assert_close(output.logits[inside], expected)
+    plain = decoder.read_out(output.states[4][inside])
+    assert not torch.allclose(output.logits[inside], plain)
+
+
 class Forgetful(toys.Policy):
     """Sticky, but remembers nothing itself: the driver must latch."""
 

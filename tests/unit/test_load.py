@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
 
 import tokendepth
 
@@ -73,6 +74,16 @@ def test_a_folder_with_damaged_weights(model_folder: Path, tmp_path: Path) -> No
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:2000])
     with pytest.raises((ValueError, OSError), match="^model: .*damaged"):
+        tokendepth.load(folder)
+
+
+def test_a_folder_that_lacks_weights(model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "lacking"
+    shutil.copytree(model_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if "layers.1.mlp" not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(tokendepth.FetchError, match=r"incomplete: 3 are missing.*layers\.1\.mlp"):
         tokendepth.load(folder)
 
 

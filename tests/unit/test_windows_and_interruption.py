@@ -124,7 +124,35 @@ def test_the_same_map_goes_on_where_it_was_interrupted(llama: Any, tmp_path: Pat
     assert len(done) == len(whole.documents[1].window_starts) + 1 - 2
     assert (resumed.kl == whole.kl).all()
     assert resumed.texts == whole.texts
-    assert list(tmp_path.iterdir()) == [], "the file is removed when done"
+    assert path.is_file(), "the caller removes it, once the result is written"
+
+
+def test_a_failure_in_the_middle_keeps_what_is_done(llama: Any, tmp_path: Path) -> None:
+    path, read = tmp_path / "a.partial", Lens.read
+    calls: list[int] = []
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise tokendepth.NonFiniteError("planted")
+        return read(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Lens, "read", failing)
+        with pytest.raises(tokendepth.NonFiniteError, match="planted"):
+            tokendepth.map([SHORT, LONG], llama, batch=1, resume=path)
+    with _stop_after(1000) as done:
+        whole = tokendepth.map([SHORT, LONG], llama, batch=1, resume=path)
+    assert whole.complete
+    assert len(done) == len(whole.documents[1].window_starts)
+
+
+def test_a_limit_inside_a_character_shows_it_whole(llama: Any) -> None:
+    text = "ok 🙂"
+    ids = llama.tokenizer(text)["input_ids"]
+    whole = tokendepth.map(text, llama)
+    for limit in range(1, len(ids)):
+        assert tokendepth.map(text, llama, limit=limit).texts == whole.texts[:limit]
 
 
 def test_a_second_interruption_keeps_both_parts(llama: Any, tmp_path: Path) -> None:

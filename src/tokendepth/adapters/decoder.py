@@ -1,7 +1,7 @@
 """Our own decoder as the measures see it; the loops of a looped one are its layers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -53,16 +53,7 @@ class DecoderView:
     ) -> dict[int, Tensor]:
         """The wanted states; spans after the last of them are not run."""
         check_ids(self, input_ids)
-        schedule = self.model.schedule
-        needed = [
-            span
-            for span, first in zip(schedule.spans, schedule.first_visit, strict=True)
-            if first < max(*wanted, 1)
-        ]
-        shortened = replace(schedule, spans=tuple(needed))
-        return self.model(
-            input_ids, attention_mask, schedule=shortened, collect=tuple(wanted)
-        ).states
+        return self.model.states(input_ids, attention_mask, wanted)
 
     def last_state_and_logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """State L and the logits."""
@@ -71,6 +62,11 @@ class DecoderView:
 
     def read_out(self, states: Float[Tensor, "token dim"]) -> Float[Tensor, "token vocab"]:
         """Final norm and head, in float32 or float64."""
+        if self.model.policy.read_out is not None:
+            raise ValueError(
+                f"policy: {type(self.model.policy).__name__} brings a read-out of its own, which "
+                "needs the depth of each row; measure the decoder under Dense() instead"
+            )
         return wide(self.model.read_out(states))
 
     def source_of(self, state: int) -> tuple[str, nn.Module]:
@@ -83,4 +79,9 @@ class DecoderView:
 
     def describe(self) -> str:
         """The read-out in words."""
-        return f"block executions={self.num_layers}, final_norm=final_norm, unembed=head"
+        schedule = self.model.schedule
+        spans = ", ".join(f"{span.blocks} loop {span.loop}" for span in schedule.spans)
+        return (
+            f"block executions={self.num_layers} ({spans}; start {schedule.start}), policy="
+            f"{type(self.model.policy).__name__}, final_norm=final_norm, unembed=head"
+        )

@@ -59,7 +59,8 @@ class Loaded:
         if schedule is not None:
             decoder = copy.copy(decoder)
             decoder.schedule = schedule
-        return replace(self, model=decoder)
+        visits = len(decoder.schedule.visits)
+        return replace(self, model=decoder, title=f"{self.title}, own decoder, {visits} visits")
 
     @cached_property
     def weights_hash(self) -> str:
@@ -153,7 +154,10 @@ def _from_transformers(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, output_loading_info=True
+        )
+        model, loading = loaded
     except SafetensorError as error:
         raise FetchError(
             f"model: the weights of {source!r} are damaged: {error}. Remove them and fetch or save "
@@ -176,6 +180,12 @@ def _from_transformers(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
                 "to the network; or fetch it elsewhere and name its folder."
             ) from error
         raise ValueError(f"model: {source!r} could not be loaded: {error}") from error
+    lacking = sorted({*loading["missing_keys"], *map(str, loading["mismatched_keys"])})
+    if lacking:
+        raise FetchError(
+            f"model: the weights of {source!r} are incomplete: {len(lacking)} are missing or of "
+            f"another shape, such as {', '.join(lacking[:3])}. Fetch or save them again."
+        )
     return model, tokenizer
 
 

@@ -4,6 +4,7 @@
 standard output is one JSON object; progress and errors go to standard error.
 """
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -58,4 +59,6 @@ def _say(error: BaseException, code: int) -> int:
 
 def entry() -> None:
     """What the installed `tokendepth` script calls."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a console that lacks a character shows a mark
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(main())

@@ -60,6 +60,7 @@ class MapCommand:
         self.measure.check()
         names, texts = self._documents()
         html, jsonl = self._outputs(texts)
+        self._check_outputs(html, jsonl)
         check_writable(html, "html")
         check_writable(jsonl, "jsonl")
         errors = Console(stderr=True, highlight=False)
@@ -71,7 +72,7 @@ class MapCommand:
             parts=self.parts,
             say=lambda message: errors.print(message, markup=False),
         )
-        code = 0
+        code, partial = 0, jsonl.with_name(f"{jsonl.name}.partial")
         try:
             with _progress(errors) as on_progress:
                 result = map(
@@ -79,7 +80,7 @@ class MapCommand:
                     loaded,
                     names=names,
                     on_progress=on_progress,
-                    resume=jsonl.with_name(f"{jsonl.name}.partial"),
+                    resume=partial,
                     **vars(self.measure),
                 )
         except MapInterrupted as interruption:
@@ -91,6 +92,8 @@ class MapCommand:
             )
         result.write_jsonl(jsonl)
         result.write_html(html)
+        if result.complete:
+            partial.unlink(missing_ok=True)
         _show(result, html)
         keys = ("model", "num_layers", "num_tokens", "num_counted", "rule", "threshold")
         keys += ("mean_depth", "median_depth", "share_unsettled", "complete")
@@ -117,6 +120,15 @@ class MapCommand:
         for name, text in zip(names, texts, strict=True):
             check_text(name, text)
         return names, texts
+
+    def _check_outputs(self, html: Path, jsonl: Path) -> None:
+        """Neither output may be the other, or a text that was given."""
+        given = {path.expanduser().resolve() for path in self.file}
+        for option, path in (("html", html), ("jsonl", jsonl)):
+            if path in given:
+                raise ValueError(f"{option}: {path} is one of the texts to map; name another file")
+        if html == jsonl:
+            raise ValueError(f"jsonl: {jsonl} is the page's name too; give --jsonl another name")
 
     def _outputs(self, texts: list[str]) -> tuple[Path, Path]:
         """Absolute paths. The default name tells apart texts, models and options."""

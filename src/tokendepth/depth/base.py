@@ -7,17 +7,16 @@ so with `causal`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tokendepth.nn.cache import Cache, Purpose
 from tokendepth.nn.rotary import Turn
-from tokendepth.types import Decision, Routing, Schedule, Span
+from tokendepth.types import Decision, Gates, Routing, Schedule, Span
 
 State = Any
-Gates = Literal["update", "span"]
 
 
 @dataclass(kw_only=True)
@@ -86,7 +85,11 @@ class Policy(nn.Module):
     """What it can do; the first is the default."""
     sticky: ClassVar[bool] = False
     """Once not kept, never kept again: the driver sees to it."""
-    read_out: ReadOut | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Not a class attribute: that would hide a module assigned under this name.
+        self.read_out: ReadOut | None = None
 
     def causal(self, routing: Routing) -> bool:
         """False if a decision looks at later tokens or at other rows."""

@@ -16,7 +16,8 @@ class FixedExit(Policy):
     Args:
         depth: block executions up to the exit, the coda's not counted: one number, one a row
             (batch) or one a token (batch, seq). It must end a span: a stem or a prelude cannot be
-            cut, nor can a loop be left half-way.
+            cut, nor can a loop be left half-way. Depths a token belong to the columns of one call,
+            padding included: with a cache, give each call its own.
     """
 
     sticky = True

@@ -90,8 +90,8 @@ def map(
         model: what `tokendepth.load` takes, or what it returned.
         names: what to call the documents.
         on_progress: told (tokens done, tokens in all) after each batch.
-        resume: where the windows done are kept after Ctrl-C; the same map, called again with the
-            same path, goes on from there and removes the file when done.
+        resume: where the windows done are kept after Ctrl-C or a failure; the same map, called
+            again with the same path, goes on from there. Remove it when the result is safe.
         options: the fields of `MapOptions`.
 
     Raises:
@@ -105,6 +105,8 @@ def map(
     if not texts:
         raise ValueError("texts: got none; give at least one text")
     loaded = model if isinstance(model, Loaded) else load(model)
+    if names is not None and len(names) != len(texts):
+        raise ValueError(f"names: got {len(names)} for {len(texts)} texts; give one a text")
     names = names or [f"text {number}" for number in range(1, len(texts) + 1)]
     documents = [
         tokenize(name, text, loaded.tokenizer, chat=given.chat, limit=given.limit)
@@ -126,7 +128,7 @@ def _map_documents(
     lens = Lens(view)
     cut = list(windows(documents, view.max_positions))
     total = sum(len(window.ids) for window in cut)
-    mark = fingerprint(loaded.weights_hash, str(view.dtype), cut, options.top_k)
+    mark = fingerprint(loaded.weights_hash, f"{view.dtype} {view.describe()}", cut, options.top_k)
     done = {} if resume is None else load_partial(resume, mark)
     left = [number for number in range(len(cut)) if number not in done]
     try:
@@ -134,15 +136,13 @@ def _map_documents(
             read = _read_batch(lens, [cut[number] for number in batch], options, batch_number)
             done |= zip(batch, read, strict=True)
             on_progress(sum(len(cut[number].ids) for number in done), total)
-    except KeyboardInterrupt:
-        if not done:
-            raise MapInterrupted(None) from None
-        if resume is not None:
+    except BaseException as error:
+        if resume is not None and done:
             save_partial(resume, mark, done)
-        partial = _result(loaded, documents, cut, done, options)
-        raise MapInterrupted(partial) from None
-    if resume is not None:
-        resume.unlink(missing_ok=True)
+        if isinstance(error, KeyboardInterrupt):
+            partial = _result(loaded, documents, cut, done, options) if done else None
+            raise MapInterrupted(partial) from None
+        raise
     return _result(loaded, documents, cut, done, options)
 
 
@@ -186,7 +186,7 @@ def _result(
     threshold = check_rule(options.rule, options.threshold)
     thresholds: dict[Rule, float | None] = {**DEFAULT_THRESHOLDS, options.rule: threshold}
     pieces = Pieces(loaded.tokenizer)
-    texts = [pieces.texts(document.ids) for document in documents]
+    texts = [pieces.texts(document.ids + document.following) for document in documents]
     mapped = [cut[number] for number in sorted(done)]
     parts = [
         _columns(cut[number], done[number], documents[cut[number].document], thresholds)

@@ -12,9 +12,9 @@ from tokendepth.measure.lens import Readings
 from tokendepth.text.documents import Window
 
 
-def fingerprint(weights_hash: str, dtype: str, windows: Sequence[Window], top_k: int) -> str:
+def fingerprint(weights_hash: str, view: str, windows: Sequence[Window], top_k: int) -> str:
     """Equal for two maps whose readings are interchangeable; rules and thresholds do not matter."""
-    what = repr((weights_hash, dtype, [window.ids for window in windows], top_k))
+    what = repr((weights_hash, view, [window.ids for window in windows], top_k))
     return hashlib.sha256(what.encode()).hexdigest()
 
 

@@ -79,7 +79,6 @@ def from_transformers(model: nn.Module, *, key_value_rule: str = "all") -> Decod
         decoder = Decoder(ours)
     reference = theirs["model.embed_tokens.weight"]
     decoder = decoder.to(device=reference.device, dtype=reference.dtype)
-    decoder.rotary.float()
     decoder.load_state_dict(weights)
     return decoder.train(model.training)
 

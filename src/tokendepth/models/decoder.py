@@ -1,10 +1,9 @@
 """The one decoder: it embeds, asks the policy, hands each span to an executor, and reads out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -136,22 +135,12 @@ class Decoder(nn.Module):
         """
         chosen = policy or self.policy
         order = schedule or self.schedule
-        run = executor_named(executor)
         _check_fit(self, order, collect)
         context = self._context(input_ids, attention_mask, cache, order, row_keys)
-        context.routing, context.gates = check_routing(chosen, routing), chosen.gates
-        states: dict[int, Tensor] = {}
-
-        def watch(visit: int, make: Any) -> None:
-            if visit + 1 in collect:
-                states[visit + 1] = make()
-
-        context.watch = watch if collect else unwatched
-        hidden = self.embedding(input_ids)
-        if 0 in collect:
-            states[0] = hidden
-        walk = Walk(self, chosen, plan, run, context)
-        hidden = walk.run(hidden)
+        context.routing = check_routing(chosen, routing)
+        context.gates = chosen.gates if plan is None else plan.gates
+        walk = Walk(self, chosen, plan, executor_named(executor), context)
+        states, hidden = self._states(walk, input_ids, collect)
         if cache is not None:
             cache.seen = _seen(context)
             cache.policy_state = walk.state
@@ -169,6 +158,34 @@ class Decoder(nn.Module):
             padded_queries=context.padded_queries,
             record=record,
         )
+
+    def states(
+        self, input_ids: Tensor, attention_mask: Tensor | None, wanted: Sequence[int]
+    ) -> dict[int, Float[Tensor, "batch seq dim"]]:
+        """The wanted states alone: spans after the last of them and the read-out are not run.
+
+        Raises:
+            ValueError: as `forward`.
+        """
+        _check_fit(self, self.schedule, wanted)
+        context = self._context(input_ids, attention_mask, None, self.schedule, None)
+        context.routing, context.gates = self.policy.routings[0], self.policy.gates
+        walk = Walk(self, self.policy, None, executor_named("dense"), context)
+        return self._states(walk, input_ids, wanted, until=max(wanted))[0]
+
+    def _states(
+        self, walk: Walk, input_ids: Tensor, wanted: Sequence[int], until: int | None = None
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """The collected states, and what the walk ended with."""
+        hidden = self.embedding(input_ids)
+        states = {0: hidden} if 0 in wanted else {}
+
+        def watch(visit: int, make: Callable[[], Tensor]) -> None:
+            if visit + 1 in wanted:
+                states[visit + 1] = make()
+
+        walk.context.watch = watch if wanted else unwatched
+        return states, walk.run(hidden, until)
 
     def enter(
         self, hidden: Tensor, embedded: Tensor | None, *, inject: bool
@@ -188,6 +205,8 @@ class Decoder(nn.Module):
         order: Schedule,
         row_keys: Tensor | None,
     ) -> Context:
+        _check_shapes(input_ids, attention_mask, row_keys)
+        _check_cache(self, cache, len(input_ids))
         seen = None if cache is None else cache.seen
         if attention_mask is None:
             mask = torch.ones_like(input_ids, dtype=torch.bool)
@@ -196,7 +215,11 @@ class Decoder(nn.Module):
             mask = attention_mask.bool()
             positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)
         positions = positions if seen is None else positions + seen[:, None]
-        keys = mask.new_zeros(len(mask), dtype=torch.long) if row_keys is None else row_keys
+        keys = (
+            mask.new_zeros(len(mask), dtype=torch.long)
+            if row_keys is None
+            else row_keys.to(mask.device)
+        )
         return Context(
             positions=positions,
             mask=mask,
@@ -255,7 +278,6 @@ def load_decoder(
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
         dtype = stored.get_tensor("embedding.weight").dtype
     decoder = decoder.to(dtype)
-    decoder.rotary.float()
     decoder.load_weights(folder)
     return decoder
 
@@ -291,6 +313,39 @@ def _check_fit(decoder: Decoder, order: Schedule, collect: Sequence[int]) -> Non
     for state in collect:
         if not 0 <= state <= len(order.visits):
             raise ValueError(f"collect: got {state}; states are 0 to {len(order.visits)}")
+
+
+def _check_shapes(
+    input_ids: Tensor, attention_mask: Tensor | None, row_keys: Tensor | None
+) -> None:
+    if input_ids.ndim != 2:
+        raise ValueError(
+            f"input_ids: got shape {tuple(input_ids.shape)}; it must be (batch, seq), also for one "
+            "text: input_ids[None]"
+        )
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask: got shape {tuple(attention_mask.shape)} for ids of "
+            f"{tuple(input_ids.shape)}; give the mask of this call's tokens alone, the cache knows "
+            "those before"
+        )
+    if row_keys is not None and row_keys.shape != (len(input_ids),):
+        raise ValueError(
+            f"row_keys: got shape {tuple(row_keys.shape)} for a batch of {len(input_ids)}; it must "
+            "have one key a row"
+        )
+
+
+def _check_cache(decoder: Decoder, cache: Cache | None, batch: int) -> None:
+    if cache is None:
+        return
+    if cache.rule != decoder.config.key_value_rule:
+        raise ValueError(
+            f"cache: its rule is {cache.rule!r}, the decoder's key_value_rule is "
+            f"{decoder.config.key_value_rule!r}; make it with decoder.cache()"
+        )
+    if cache.seen is not None and len(cache.seen) != batch:
+        raise ValueError(f"cache: it holds a batch of {len(cache.seen)}, this call has {batch}")
 
 
 def _seen(context: Context) -> Int[Tensor, " batch"]:

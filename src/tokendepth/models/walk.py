@@ -12,7 +12,7 @@ from tokendepth.depth.base import Context, Policy, kept_rows, unread, unwatched
 from tokendepth.depth.execute import Executor
 from tokendepth.nn.block import Block
 from tokendepth.numerics import keyed_normal
-from tokendepth.types import Decision, Plan, Schedule, Span
+from tokendepth.types import Decision, Gates, Plan, Schedule, Span
 
 if TYPE_CHECKING:
     from tokendepth.models.decoder import Decoder
@@ -38,7 +38,7 @@ class Walk:
         self.replayed = (
             None
             if plan is None
-            else plan.aligned(context.row_keys, context.positions, context.mask)
+            else plan.aligned(context.schedule, context.row_keys, context.positions, context.mask)
         )
         self.decisions: list[Decision] = []
         self.checked: list[Tensor] = []
@@ -47,10 +47,12 @@ class Walk:
         self.embedded: Tensor | None = None
         self.started = False
 
-    def run(self, hidden: Tensor) -> Tensor:
-        """All spans."""
+    def run(self, hidden: Tensor, until: int | None = None) -> Tensor:
+        """All spans, or only those before block execution `until`."""
         context = self.context
         for index, span in enumerate(context.schedule.spans):
+            if until is not None and context.schedule.first_visit[index] >= until:
+                break
             context.span_index = index
             if span.inject and self.embedded is None:
                 self.embedded = hidden
@@ -126,6 +128,7 @@ class Walk:
             positions=context.positions,
             mask=context.mask,
             decisions=tuple(self.decisions),
+            gates=context.gates,
         )
 
 
@@ -138,6 +141,7 @@ class Record:
     positions: Int[Tensor, "batch seq"]
     mask: Bool[Tensor, "batch seq"]
     decisions: tuple[Decision, ...]
+    gates: Gates
 
     def executed(self) -> Bool[Tensor, "batch seq visit"]:
         """Which rows ran at each block execution."""
@@ -154,6 +158,8 @@ class Record:
             weight = torch.stack([plain if one is None else one for one in weights], -1).detach()
         kept = [kept_rows(decision, self.mask) for decision in self.decisions]
         return Plan(
+            spans=self.schedule.spans,
+            gates=self.gates,
             row_keys=self.row_keys,
             positions=self.positions,
             valid=self.mask,

@@ -1,5 +1,7 @@
 """Rotary positions (Su et al., 2021), with the two halves of a head turned against each other."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -20,6 +22,15 @@ class Rotary(nn.Module):
         super().__init__()
         self.register_buffer("frequencies", frequencies.float())
         self.scaling = scaling
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        """Move with the module, but never below float32: half precision merges positions."""
+        before = self.get_buffer("frequencies")
+        super()._apply(fn, recurse)
+        after = self.get_buffer("frequencies")
+        if after.dtype.itemsize < 4:
+            self.frequencies = before.to(after.device)
+        return self
 
     def turn(self, positions: Int[Tensor, "batch seq"], dtype: torch.dtype) -> Turn:
         """Cosine and sine at the given positions, computed in float32."""

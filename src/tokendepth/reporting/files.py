@@ -19,6 +19,12 @@ def write_aside(path: Path, parts: Iterable[str]) -> None:
             stream.writelines(parts)
         aside.chmod(0o644)
         aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise OSError(
+            f"{path}: could not be written: {error}. Make room or name another place; an earlier "
+            "file of that name is unchanged."
+        ) from error
     except BaseException:
         aside.unlink(missing_ok=True)
         raise

@@ -19,6 +19,8 @@ class Document:
     token; each window begins with them."""
     num_dropped: int = 0
     """Tokens that a limit cut off at the end."""
+    following: tuple[int, ...] = ()
+    """The first few of those, since a character may go on in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +46,9 @@ def read_text(path: Path) -> str:
     """
     try:
         raw = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise ValueError(f"file: {path}: {error.strerror}; name an existing text file") from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        why = f"{error.strerror}; name a text file that can be read"
+        raise ValueError(f"file: {path}: {why}") from None
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -59,6 +62,13 @@ def check_text(name: str, text: str) -> None:
     """Raise a `ValueError` when there is nothing to read."""
     if text == "":
         raise ValueError(f"text: {name} is empty; give at least one character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text: {name} is not valid Unicode at character {error.start} ({error.reason}); give "
+            "UTF-8 text"
+        ) from None
 
 
 def tokenize(
@@ -96,6 +106,7 @@ def tokenize(
         ),
         num_prefix=min(num_prefix, kept),
         num_dropped=len(ids) - kept,
+        following=tuple(ids[kept : kept + 4]),
     )
 
 

@@ -119,6 +119,10 @@ class Decision:
     """Named costs per token; the objective masks, sums and divides."""
 
 
+PLAIN = Decision()
+"""The decision that changes nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The decisions of a run, detached, so that they can be replayed elsewhere.

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from tokendepth.nn.block import Block
 from tokendepth.nn.cache import Cache, Purpose
 from tokendepth.nn.rotary import Turn
 from tokendepth.types import Decision, Gates, Routing, Schedule, Span
@@ -52,16 +53,17 @@ class Context:
     """Query slots that attention had to pad so far."""
     entry: Tensor | None = field(default=None, repr=False)
     """What the span's first block reads: the hidden state, or what the adapter made of it."""
-    norm: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
+    block: Block | None = field(default=None, repr=False)
+    """The span's first block."""
     normed: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     """The entry and its normed form, once a policy has asked; the block takes it from here."""
 
     def attention_input(self) -> Float[Tensor, "batch seq dim"]:
         """The normed input of the span's first block, computed once and shared with the block."""
         assert self.entry is not None
-        assert self.norm is not None
+        assert self.block is not None
         if self.normed is None:
-            self.normed = (self.entry, self.norm(self.entry))
+            self.normed = (self.entry, self.block.attention_norm(self.entry))
         return self.normed[1]
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from tokendepth.depth.base import Context, Policy, State
-from tokendepth.types import Decision, Span
+from tokendepth.types import PLAIN, Decision, Span
 
 
 class Dense(Policy):
@@ -14,4 +14,4 @@ class Dense(Policy):
     ) -> tuple[Decision, State]:
         """Nothing: the plain block."""
         del span, hidden, context
-        return Decision(), state
+        return PLAIN, state

@@ -38,36 +38,15 @@ def dense(
     entry: Hidden,
     decision: Decision,
     context: Context,
-) -> Hidden:
-    """Compute every row of every block; skipped rows keep their residual."""
-    return _every_row(span, blocks, hidden, entry, decision, context, gather=False)
-
-
-def feed_forward(
-    span: Span,
-    blocks: Sequence[Block],
-    hidden: Hidden,
-    entry: Hidden,
-    decision: Decision,
-    context: Context,
-) -> Hidden:
-    """Attention for every row, the feed-forward layer for the kept rows alone."""
-    return _every_row(span, blocks, hidden, entry, decision, context, gather=True)
-
-
-def _every_row(
-    span: Span,
-    blocks: Sequence[Block],
-    hidden: Hidden,
-    entry: Hidden,
-    decision: Decision,
-    context: Context,
     *,
-    gather: bool,
+    rows: Rows | None = None,
 ) -> Hidden:
+    """Compute every row of every block; skipped rows keep their residual.
+
+    With `rows`, the feed-forward layer is computed for these alone.
+    """
     keep, weight = decision.keep, decision.weight
     gate = weight if context.gates == "update" else None
-    rows = Rows(kept_rows(decision, context.mask)) if gather and keep is not None else None
     stored = context.mask if context.cache.rule == "all" else kept_rows(decision, context.mask)
     state = entry
     for number, (index, block) in enumerate(zip(span.blocks, blocks, strict=True)):
@@ -77,8 +56,8 @@ def _every_row(
         store = context.cache.store(context.purpose, index, span.loop)
         _extend(store, keys, values, stored, span.loop, context)
         mixed = _attend(queries, store, context.positions, span, context, whole=keep is None)
-        update = block.attention.output(mixed)
-        added = _add(state, update, gate)
+        added = _add(state, block.attention.output(mixed), gate)
+        del normed, queries, keys, values, mixed  # not held while the widest layer runs
         if rows is None:
             added = _add(added, block.feed_forward(block.feed_forward_norm(added)), gate)
         else:
@@ -91,6 +70,19 @@ def _every_row(
             here = state if keep is None else torch.where(keep[..., None], state, hidden)
             context.watch(_visit(context, number), lambda made=here: made)
     return _leave(hidden, state, keep, weight, context)
+
+
+def feed_forward(
+    span: Span,
+    blocks: Sequence[Block],
+    hidden: Hidden,
+    entry: Hidden,
+    decision: Decision,
+    context: Context,
+) -> Hidden:
+    """Attention for every row, the feed-forward layer for the kept rows alone."""
+    kept = None if decision.keep is None else Rows(kept_rows(decision, context.mask))
+    return dense(span, blocks, hidden, entry, decision, context, rows=kept)
 
 
 def gathered(

@@ -34,8 +34,6 @@ class DecoderOutput:
     """The decisions, in the graph; one a span."""
     states: dict[int, Float[Tensor, "batch seq dim"]]
     """The collected ones: state k after k block executions."""
-    checked: Bool[Tensor, "batch seq check"]
-    """Which rows each read-out on the way was made for, in order."""
     padded_queries: int
     """Query slots that attention padded, over all gathered spans."""
     record: Record
@@ -44,6 +42,11 @@ class DecoderOutput:
     def executed(self) -> Bool[Tensor, "batch seq visit"]:
         """True where a row's update was applied; False at padding. Equal for every executor."""
         return self.record.executed()
+
+    @cached_property
+    def checked(self) -> Bool[Tensor, "batch seq check"]:
+        """Which rows each read-out on the way was made for, in order."""
+        return self.record.checks()
 
     @cached_property
     def plan(self) -> Plan:
@@ -154,7 +157,6 @@ class Decoder(nn.Module):
             logits=logits.unflatten(0, hidden.shape[:2]),
             decisions=record.decisions,
             states=states,
-            checked=_stacked(walk.checked, context.mask),
             padded_queries=context.padded_queries,
             record=record,
         )
@@ -187,12 +189,8 @@ class Decoder(nn.Module):
         walk.context.watch = watch if wanted else unwatched
         return states, walk.run(hidden, until)
 
-    def enter(
-        self, hidden: Tensor, embedded: Tensor | None, *, inject: bool
-    ) -> Float[Tensor, "batch seq dim"]:
-        """What a span's first block reads."""
-        if not inject:
-            return hidden
+    def enter(self, hidden: Tensor, embedded: Tensor | None) -> Float[Tensor, "batch seq dim"]:
+        """What the first block of an injecting span reads."""
         assert self.adapter is not None
         assert embedded is not None
         return self.adapter(torch.cat((hidden, embedded), dim=-1))
@@ -352,7 +350,3 @@ def _seen(context: Context) -> Int[Tensor, " batch"]:
     new = context.mask.sum(dim=-1)
     before = context.cache.seen
     return new if before is None else before + new
-
-
-def _stacked(columns: list[Tensor], like: Tensor) -> Bool[Tensor, "batch seq check"]:
-    return torch.stack(columns, dim=-1) if columns else like.new_zeros((*like.shape, 0))

@@ -12,7 +12,7 @@ from tokendepth.depth.base import Context, Policy, kept_rows, unread, unwatched
 from tokendepth.depth.execute import Executor
 from tokendepth.nn.block import Block
 from tokendepth.numerics import keyed_normal
-from tokendepth.types import Decision, Gates, Plan, Schedule, Span
+from tokendepth.types import PLAIN, Decision, Gates, Plan, Schedule, Span
 
 if TYPE_CHECKING:
     from tokendepth.models.decoder import Decoder
@@ -44,6 +44,8 @@ class Walk:
         self.checked: list[Tensor] = []
         self.state: Any = context.previous
         self.alive: Tensor | None = None
+        self.hidden: Tensor | None = None
+        context.read = self._read
         self.embedded: Tensor | None = None
         self.started = False
 
@@ -58,14 +60,16 @@ class Walk:
                 self.embedded = hidden
                 hidden = _start(hidden, context)
             with _WITH_GRAPH if span.grad else torch.no_grad():
-                entry = self.decoder.enter(hidden, self.embedded, inject=span.inject)
+                entry = self.decoder.enter(hidden, self.embedded) if span.inject else hidden
                 decision = self._decide(index, hidden, entry)
                 hidden = self.executor(span, self._blocks(span), hidden, entry, decision, context)
             self.decisions.append(decision)
             if context.forget:
                 context.cache.stores.clear()
-            last = context.schedule.first_visit[index] + len(span.blocks) - 1
-            context.watch(last, lambda made=hidden: made)
+            if context.watch is not unwatched:
+                last = context.schedule.first_visit[index] + len(span.blocks) - 1
+                context.watch(last, lambda made=hidden: made)
+        context.read, self.hidden = unread, None  # no cycle that would keep states alive
         return hidden
 
     def _blocks(self, span: Span) -> list[Block]:
@@ -74,17 +78,15 @@ class Walk:
     def _decide(self, index: int, hidden: Tensor, entry: Tensor) -> Decision:
         context, span = self.context, self.context.schedule.spans[index]
         if not span.routed:
-            return Decision()
+            return PLAIN
         if self.replayed is not None:
             return self.replayed.decision(index)
         if not self.started:
             self.state = self.policy.start(hidden, context)
             self.started = True
-        context.entry, context.normed = entry, None
-        context.norm = self.blocks[span.blocks[0]].attention_norm
-        context.read = lambda rows: self._read(rows, hidden, index)
+        self.hidden = hidden
+        context.entry, context.normed, context.block = entry, None, self.blocks[span.blocks[0]]
         decision, self.state = self.policy.decide(span, hidden, self.state, context)
-        context.read = unread
         return self._latch(decision) if self.policy.sticky else decision
 
     def _latch(self, decision: Decision) -> Decision:
@@ -95,11 +97,13 @@ class Walk:
         self.alive = kept
         return replace(decision, keep=kept)
 
-    def _read(self, rows: Bool[Tensor, "batch seq"], hidden: Tensor, before: int) -> Tensor:
+    def _read(self, rows: Bool[Tensor, "batch seq"]) -> Tensor:
         """Logits that the marked rows would get before this span: coda and head.
 
         Their keys and values lie in slots of their own, tagged by the span instead of a loop.
         """
+        before, hidden = self.context.span_index, self.hidden
+        assert hidden is not None
         context = replace(self.context, purpose="check", watch=unwatched, normed=None)
         marked = rows & context.mask
         for index in context.schedule.coda:
@@ -129,6 +133,7 @@ class Walk:
             mask=context.mask,
             decisions=tuple(self.decisions),
             gates=context.gates,
+            checked=tuple(self.checked),
         )
 
 
@@ -142,6 +147,13 @@ class Record:
     mask: Bool[Tensor, "batch seq"]
     decisions: tuple[Decision, ...]
     gates: Gates
+    checked: tuple[Bool[Tensor, "batch seq"], ...]
+
+    def checks(self) -> Bool[Tensor, "batch seq check"]:
+        """Which rows each read-out on the way was made for."""
+        if not self.checked:
+            return self.mask.new_zeros((*self.mask.shape, 0))
+        return torch.stack(self.checked, dim=-1)
 
     def executed(self) -> Bool[Tensor, "batch seq visit"]:
         """Which rows ran at each block execution."""

@@ -83,7 +83,10 @@ class Cache:
     def store(self, purpose: Purpose, block: int, loop: int) -> Store:
         """The store of a block visit; under `carried` the visits of a block share one."""
         key = (purpose, block, 0 if self.rule == "carried" else loop)
-        return self.stores.setdefault(key, Store())
+        found = self.stores.get(key)
+        if found is None:
+            found = self.stores[key] = Store()
+        return found
 
     @property
     def nbytes(self) -> int:

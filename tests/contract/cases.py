@@ -1,8 +1,10 @@
 """Every policy, on a stack and on a looped schedule, under each rule for keys and values."""
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cache
 
+import pytest
 import torch
 
 from tests.contract import toys
@@ -67,12 +69,15 @@ CUTS = {"once": (12,), "chunks": (5, 1, 6), "tokens": (1,) * 12}
 
 
 def rotated(cases, *axes):
-    """(case, one of each axis), as many for a case as the first axis is long; the others rotate."""
-    return [
-        (case, axes[0][step], *(axis[(number + step) % len(axis)] for axis in axes[1:]))
-        for number, case in enumerate(cases)
-        for step in range(len(axes[0]))
-    ]
+    """Every case with one of each axis: a Latin square of them, the rest of the product `slow`."""
+    every = []
+    for number, case in enumerate(cases):
+        for steps in itertools.product(*(range(len(axis)) for axis in axes)):
+            rest = zip(steps[1:], axes[1:], strict=True)
+            chosen = all(step == (number + steps[0]) % len(axis) for step, axis in rest)
+            values = (case, *(axis[step] for step, axis in zip(steps, axes, strict=True)))
+            every.append(pytest.param(*values, marks=() if chosen else pytest.mark.slow))
+    return every
 
 
 CAUSAL = [case for case in CASES if case.policy != "topk"]

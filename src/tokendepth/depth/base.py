@@ -5,6 +5,7 @@ subclassed. What it decides may depend on a token's own past and on nothing else
 so with `causal`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -78,7 +79,7 @@ class ReadOut(Protocol):
         ...
 
 
-class Policy(nn.Module):
+class Policy(nn.Module, ABC):
     """Says of each span which rows run and with what weight."""
 
     gates: ClassVar[Gates] = "update"
@@ -102,6 +103,7 @@ class Policy(nn.Module):
         """What to remember from the first routed span on."""
         del hidden, context
 
+    @abstractmethod
     def decide(
         self,
         span: Span,
@@ -110,7 +112,6 @@ class Policy(nn.Module):
         context: Context,
     ) -> tuple[Decision, State]:
         """What to do with each row in this span, and what to remember."""
-        raise NotImplementedError  # every policy implements it
 
 
 def unread(rows: Tensor) -> Tensor:

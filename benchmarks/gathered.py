@@ -16,7 +16,6 @@ from collections.abc import Callable
 import torch
 
 import tokendepth
-from tokendepth.nn.attention import attend
 
 
 def ratios(arms: dict[str, Callable[[], object]], repeats: int) -> list[float]:
@@ -88,7 +87,9 @@ def seam(repeats: int) -> None:
             normed = block.attention_norm(hidden)
             queries = block.attention.queries(normed, turn)
             keys, values = block.attention.keys_values(normed, turn)
-            hidden = hidden + block.attention.output(attend(queries, keys, values, None))
+            hidden = hidden + block.attention.output(
+                block.attention.attend(queries, keys, values, None)
+            )
             hidden = hidden + block.feed_forward(block.feed_forward_norm(hidden))
         return decoder.read_out(hidden)
 

@@ -50,13 +50,14 @@ def _leave(old, new, scale, gates):
 def _block(decoder, index, loop, state, runs, scale, rule, slots):
     block = decoder.blocks[index]
     attention = block.attention
+    heads = (-1, attention.config.head_dim)
     fresh = {}
     for at, one in enumerate(state):
         if runs[at] or rule == "all":
             normed = block.attention_norm(one)
             fresh[at] = (
-                _turn(decoder, attention.key(normed).unflatten(0, (-1, attention.head_dim)), at),
-                attention.value(normed).unflatten(0, (-1, attention.head_dim)),
+                _turn(decoder, attention.key(normed).unflatten(0, heads), at),
+                attention.value(normed).unflatten(0, heads),
             )
     seen = fresh if rule != "carried" else {**slots.get(index, {}), **fresh}
     slots[index] = seen
@@ -64,7 +65,7 @@ def _block(decoder, index, loop, state, runs, scale, rule, slots):
     for at, one in enumerate(state):
         if not runs[at]:
             continue
-        query = attention.query(block.attention_norm(one)).unflatten(0, (-1, attention.head_dim))
+        query = attention.query(block.attention_norm(one)).unflatten(0, heads)
         query = _turn(decoder, query, at)
         before = [seen[other] for other in sorted(seen) if other <= at]
         after[at] = one + scale[at] * attention.output(_mix(query, before))

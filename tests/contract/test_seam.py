@@ -23,7 +23,7 @@ from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.depth.random_keep import RandomKeep
 from tokendepth.models.decoder import Decoder, load_decoder
 from tokendepth.models.schedule import looped, stack
-from tokendepth.nn.attention import attend
+from tokendepth.nn.attention import Attention, AttentionConfig
 from tokendepth.nn.cache import EMPTY, Store
 from tokendepth.numerics import keyed_normal, keyed_uniform
 
@@ -128,7 +128,10 @@ def test_a_query_without_keys_gives_zeros_and_finite_gradients():
     queries = torch.randn(1, 2, 4, 4, requires_grad=True)
     keys = torch.randn(1, 3, 2, 4, requires_grad=True)
     visible = torch.tensor([[[False, False, False], [True, False, True]]])
-    mixed = attend(queries, keys, keys, visible)
+    attention = Attention(
+        AttentionConfig(width=8, num_heads=2, num_key_value_heads=2, head_dim=queries.shape[-1])
+    )
+    mixed = attention.attend(queries, keys, keys, visible)
     assert mixed[0, 0].abs().sum() == 0
     mixed.sum().backward()
     assert torch.isfinite(queries.grad).all()

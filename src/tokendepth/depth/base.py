@@ -19,6 +19,8 @@ from tokendepth.nn.rotary import Turn
 from tokendepth.types import Decision, Gates, Routing, Schedule, Span
 
 State = Any
+Turns = tuple[Turn | None, Turn | None]
+"""Rotary angles for blocks without and with a window; None where positions are learned."""
 
 
 @dataclass(kw_only=True)
@@ -33,7 +35,7 @@ class Context:
     """True when there is no padding and nothing before this call."""
     row_keys: Int[Tensor, " batch"]
     """Which document or window each row is; keys for draws and plans."""
-    turn: Turn
+    turns: Turns
     schedule: Schedule
     cache: Cache
     forget: bool

@@ -15,11 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tokendepth.depth.base import Context, broadcast, kept_rows
-from tokendepth.nn.attention import attend
+from tokendepth.depth.base import Context, Turns, broadcast, kept_rows
 from tokendepth.nn.block import Block
 from tokendepth.nn.cache import EMPTY, Store
-from tokendepth.nn.rotary import Turn
 from tokendepth.nn.rows import Rows
 from tokendepth.types import Decision, Span
 
@@ -51,19 +49,20 @@ def dense(
     state = entry
     for number, (index, block) in enumerate(zip(span.blocks, blocks, strict=True)):
         normed = _normed(block, state, context)
-        queries = block.attention.queries(normed, context.turn)
-        keys, values = block.attention.keys_values(normed, context.turn)
+        turn = context.turns[block.windowed]
+        queries = block.attention.queries(normed, turn)
+        keys, values = block.attention.keys_values(normed, turn)
         store = context.cache.store(context.purpose, index, span.loop)
         _extend(store, keys, values, stored, span.loop, context)
-        mixed = _attend(queries, store, context.positions, span, context, whole=keep is None)
-        added = _add(state, block.attention.output(mixed), gate)
+        mixed = _attend(block, queries, store, context.positions, span, context, keep is None)
+        added = _add(state, block.attention_update(mixed), gate)
+        source = block.feed_forward_source(state, normed, added)
         del normed, queries, keys, values, mixed  # not held while the widest layer runs
         if rows is None:
-            added = _add(added, block.feed_forward(block.feed_forward_norm(added)), gate)
+            added = _add(added, block.feed_forward_update(source), gate)
         else:
-            part = rows.gather(added)
-            update = block.feed_forward(block.feed_forward_norm(part))
-            part = _add(part, update, None if gate is None else rows.gather(gate))
+            update = block.feed_forward_update(rows.gather(source))
+            part = _add(rows.gather(added), update, None if gate is None else rows.gather(gate))
             added = rows.scatter(added, part)
         state = added if keep is None else torch.where(keep[..., None], added, state)
         if number + 1 < len(blocks):
@@ -106,11 +105,13 @@ def gathered(
         store = context.cache.store(context.purpose, index, span.loop)
         normed = split.store_keys(store, block, state, span.loop, context, first=number == 0)
         if running.count:
-            queries = running.pad(block.attention.queries(normed, split.turn))
+            turn = split.turns[block.windowed]
+            queries = running.pad(block.attention.queries(normed, turn))
             context.padded_queries += running.num_padded
-            mixed = _attend(queries, store, queries_at, span, context, whole=False)
-            state = _add(state, block.attention.output(running.unpad(mixed)), gate)
-            state = _add(state, block.feed_forward(block.feed_forward_norm(state)), gate)
+            mixed = _attend(block, queries, store, queries_at, span, context, whole=False)
+            added = _add(state, block.attention_update(running.unpad(mixed)), gate)
+            source = block.feed_forward_source(state, normed, added)
+            state = _add(added, block.feed_forward_update(source), gate)
         if number + 1 < len(blocks):
             context.watch(_visit(context, number), lambda made=state: running.scatter(hidden, made))
     if context.gates == "span" and decision.weight is not None:
@@ -125,21 +126,21 @@ class _Split:
 
     entry: Hidden
     running: Rows
-    turn: Turn
+    turns: Turns
     standing: Rows | None
     still: Tensor | None
     """The standing rows' residual, the same for every block of the span."""
-    still_turn: Turn | None
+    still_turns: Turns | None
 
     @staticmethod
     def of(decision: Decision, entry: Hidden, context: Context) -> "_Split":
         running = Rows(kept_rows(decision, context.mask))
-        turn = _gather_turn(running, context.turn)
+        turns = _gather_turns(running, context.turns)
         standing = Rows(context.mask & ~running.mask)
         if context.cache.rule != "all" or standing.count == 0:
-            return _Split(entry, running, turn, None, None, None)
-        still_turn = _gather_turn(standing, context.turn)
-        return _Split(entry, running, turn, standing, standing.gather(entry), still_turn)
+            return _Split(entry, running, turns, None, None, None)
+        still_turns = _gather_turns(standing, context.turns)
+        return _Split(entry, running, turns, standing, standing.gather(entry), still_turns)
 
     def store_keys(
         self,
@@ -152,19 +153,21 @@ class _Split:
         first: bool,
     ) -> Tensor:
         """Store keys and values; return the running rows' attention input."""
-        if self.standing is None or self.still is None or self.still_turn is None:
+        turn = self.turns[block.windowed]
+        if self.standing is None or self.still is None or self.still_turns is None:
             normed = block.attention_norm(state)
-            keys, values = block.attention.keys_values(normed, self.turn)
+            keys, values = block.attention.keys_values(normed, turn)
             _extend_rows(store, keys, values, self.running, loop, context)
             return normed
         if first:  # both sets still read the same entry: no need to compute them apart
             whole = _normed(block, self.entry, context)
             normed = self.running.gather(whole)
-            keys, values = block.attention.keys_values(whole, context.turn)
+            keys, values = block.attention.keys_values(whole, context.turns[block.windowed])
         else:
             normed = block.attention_norm(state)
-            mine = block.attention.keys_values(normed, self.turn)
-            theirs = block.attention.keys_values(block.attention_norm(self.still), self.still_turn)
+            mine = block.attention.keys_values(normed, turn)
+            still_normed = block.attention_norm(self.still)
+            theirs = block.attention.keys_values(still_normed, self.still_turns[block.windowed])
             keys, values = (
                 _merge(self.running, one, self.standing, other)
                 for one, other in zip(mine, theirs, strict=True)
@@ -217,16 +220,24 @@ def _normed(block: Block, state: Hidden, context: Context) -> Hidden:
 
 
 def _attend(
-    queries: Tensor, store: Store, positions: Tensor, span: Span, context: Context, *, whole: bool
+    block: Block,
+    queries: Tensor,
+    store: Store,
+    positions: Tensor,
+    span: Span,
+    context: Context,
+    whole: bool,
 ) -> Tensor:
     """Attention over what is stored. Only a whole, unpadded first call may skip the mask."""
     assert store.keys is not None
     assert store.values is not None
     carried = context.cache.rule == "carried"
-    if whole and context.unpadded and not carried:
-        return attend(queries, store.keys, store.values, None)
-    visible = store.visible(positions, span.loop, newest=carried)
-    return attend(queries, store.keys, store.values, visible)
+    window = block.attention.config.window
+    short = window is None or queries.shape[1] <= window
+    if whole and context.unpadded and short and not carried:
+        return block.attention.attend(queries, store.keys, store.values, None)
+    visible = store.visible(positions, span.loop, newest=carried, window=window)
+    return block.attention.attend(queries, store.keys, store.values, visible)
 
 
 def _extend(
@@ -264,8 +275,12 @@ def _merge(running: Rows, mine: Tensor, standing: Rows, theirs: Tensor) -> Tenso
     return standing.scatter(running.scatter(empty, mine), theirs)
 
 
-def _gather_turn(rows: Rows, turn: Turn) -> Turn:
-    return rows.gather(turn[0]), rows.gather(turn[1])
+def _gather_turns(rows: Rows, turns: Turns) -> Turns:
+    plain, windowed = turns
+    mine = None if plain is None else (rows.gather(plain[0]), rows.gather(plain[1]))
+    if windowed is plain or windowed is None:
+        return mine, mine
+    return mine, (rows.gather(windowed[0]), rows.gather(windowed[1]))
 
 
 def _visit(context: Context, number: int) -> int:

@@ -3,9 +3,18 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
+from tokendepth.nn.attention import AttentionConfig
+from tokendepth.nn.feed_forward import Activation, FeedForwardConfig
 from tokendepth.types import KeyValueRule
+
+_ALLOWED = {
+    "norm": ("rms", "layer"),
+    "positions": ("rotary", "learned"),
+    "activation": get_args(Activation),
+    "key_value_rule": get_args(KeyValueRule),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,16 +28,49 @@ class DecoderConfig:
     num_key_value_heads: int
     head_dim: int
     inner_width: int
+    norm: Literal["rms", "layer"] = "rms"
+    norm_epsilon: float = 1e-5
+    norm_bias: bool = True
+    """Of layer norms; root-mean-square norms have none."""
+    post_norms: bool = False
+    """Sandwich norms: each half's update is normalised before it is added."""
+    query_key_norm: bool = False
+    positions: Literal["rotary", "learned"] = "rotary"
+    rotary_width: int | None = None
+    """Features of a head that turn, from the first; None for all."""
     rotary_base: float = 10_000.0
     rotary_scaling: float = 1.0
-    norm_epsilon: float = 1e-5
+    window_rotary_base: float | None = None
+    """Of blocks with a window, where it differs."""
+    windows: tuple[int | None, ...] = ()
+    """How many positions each block's queries see, their own included; () and None for all."""
     attention_bias: bool = False
+    """Of queries, keys and values."""
+    output_bias: bool = False
+    """Of the attention's output."""
+    attention_scale: float | None = None
+    """Factor on query times key; 1 / sqrt(head_dim) by default."""
+    attention_cap: float | None = None
+    """Scores x become cap * tanh(x / cap)."""
+    parallel: bool = False
+    """Both halves of a block read the same state."""
+    shared_norm: bool = False
+    """Parallel blocks with one norm for both halves."""
+    gated: bool = True
+    activation: Activation = "silu"
     feed_forward_bias: bool = False
     tied_head: bool = True
+    head_bias: bool = False
+    logit_cap: float | None = None
+    """Logits x become cap * tanh(x / cap)."""
+    embedding_scale: float = 1.0
+    dropout: float = 0.0
+    """Of the embedding, attention weights and both updates, in training mode."""
     adapter: bool = False
     """A linear layer (2 width -> width) for schedules that inject."""
     max_positions: int | None = None
-    """The longest text that the weights were trained for, in tokens; measures cut longer ones."""
+    """The longest text that the weights were trained for, in tokens; measures cut longer ones.
+    Learned positions have a table of this size."""
     key_value_rule: KeyValueRule = "all"
     """Keys and values of skipped rows: from the frozen state, absent, or the last ones computed."""
 
@@ -41,12 +83,67 @@ class DecoderConfig:
                 f"num_key_value_heads: got {self.num_key_value_heads}; it must divide num_heads "
                 f"({self.num_heads})"
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim: got {self.head_dim}; rotary positions need an even number")
-        if self.key_value_rule not in ("all", "kept", "carried"):
+        for name in ("norm", "positions", "activation", "key_value_rule"):
+            if getattr(self, name) not in _ALLOWED[name]:
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)!r}; allowed are {', '.join(_ALLOWED[name])}"
+                )
+        self._check_positions()
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout: got {self.dropout}; it must be at least 0 and below 1")
+        if self.shared_norm and not self.parallel:
+            raise ValueError("shared_norm: only blocks with parallel=True can share their norm")
+
+    def _check_positions(self) -> None:
+        if self.positions == "learned":
+            if self.max_positions is None:
+                raise ValueError("max_positions: learned positions need the size of their table")
+        elif self.turned_width % 2 or not 0 < self.turned_width <= self.head_dim:
             raise ValueError(
-                f"key_value_rule: got {self.key_value_rule!r}; allowed are all, kept, carried"
+                f"rotary_width: {self.turned_width} features of a head would turn; rotary "
+                f"positions need an even number up to head_dim ({self.head_dim})"
             )
+        if len(self.windows) not in (0, self.num_blocks):
+            raise ValueError(
+                f"windows: got {len(self.windows)} for {self.num_blocks} blocks; give one each or "
+                "none"
+            )
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ValueError(f"windows: got {self.windows}; a window is at least 1 position")
+
+    @property
+    def turned_width(self) -> int:
+        """Features of a head that rotary positions turn."""
+        return self.head_dim if self.rotary_width is None else self.rotary_width
+
+    def attention(self, block: int) -> AttentionConfig:
+        """Of one block's attention."""
+        return AttentionConfig(
+            width=self.width,
+            num_heads=self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            bias=self.attention_bias,
+            output_bias=self.output_bias,
+            query_key_norm=self.query_key_norm,
+            norm_epsilon=self.norm_epsilon,
+            window=self.windows[block] if self.windows else None,
+            scale=self.attention_scale,
+            cap=self.attention_cap,
+            dropout=self.dropout,
+        )
+
+    @property
+    def feed_forward(self) -> FeedForwardConfig:
+        """Of every block's feed-forward layer."""
+        return FeedForwardConfig(
+            width=self.width,
+            inner=self.inner_width,
+            gated=self.gated,
+            activation=self.activation,
+            bias=self.feed_forward_bias,
+            dropout=self.dropout,
+        )
 
     def to_json(self) -> str:
         """All fields, as JSON."""
@@ -71,4 +168,6 @@ def read_config(text: str) -> DecoderConfig:
         raise ValueError(
             f"config: unknown fields {unknown}, missing fields {missing}; known are {list(known)}"
         )
+    if "windows" in given:
+        given["windows"] = tuple(given["windows"])
     return DecoderConfig(**given)

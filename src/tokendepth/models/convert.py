@@ -57,6 +57,7 @@ def from_transformers(model: nn.Module, *, key_value_rule: str = "all") -> Decod
         rotary_scaling=model.get_submodule("model.rotary_emb").attention_scaling,  # pyright: ignore
         norm_epsilon=config.rms_norm_eps,
         attention_bias=config.attention_bias,
+        output_bias=config.attention_bias,
         feed_forward_bias=config.mlp_bias,
         tied_head=config.tie_word_embeddings,
         max_positions=config.max_position_embeddings,

@@ -11,16 +11,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tokendepth.depth.base import Context, Policy, check_routing, unread, unwatched
+from tokendepth.depth.base import Context, Policy, Turns, check_routing, unread, unwatched
 from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.models.config import DecoderConfig, read_config
 from tokendepth.models.schedule import stack
 from tokendepth.models.walk import Record, Walk
 from tokendepth.nn.attention import Attention
-from tokendepth.nn.block import Block
+from tokendepth.nn.block import Block, Norms
 from tokendepth.nn.cache import Cache
-from tokendepth.nn.feed_forward import GatedFeedForward
+from tokendepth.nn.feed_forward import FeedForward
 from tokendepth.nn.rotary import Rotary
 from tokendepth.types import Decision, Plan, Schedule
 
@@ -82,13 +82,19 @@ class Decoder(nn.Module):
         self.schedule = schedule or stack(config.num_blocks)
         self.policy = policy or Dense()
         self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.blocks = nn.ModuleList(_block(config) for _ in range(config.num_blocks))
-        self.final_norm = nn.RMSNorm(config.width, eps=config.norm_epsilon)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.blocks = nn.ModuleList(_block(config, index) for index in range(config.num_blocks))
+        self.final_norm = _norm(config)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=config.head_bias)
         if config.tied_head:
             self.head.weight = self.embedding.weight
-        half = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-        self.rotary = Rotary(config.rotary_base**-half, config.rotary_scaling)
+        self.position_embedding = (
+            nn.Embedding(config.max_positions or 0, config.width)
+            if config.positions == "learned"
+            else None
+        )
+        self.rotary = None if config.positions == "learned" else _rotary(config, config.rotary_base)
+        other = None if self.rotary is None else config.window_rotary_base
+        self.window_rotary = None if other is None else _rotary(config, other, scaling=1.0)
         self.adapter = (
             nn.Linear(2 * config.width, config.width, bias=False) if config.adapter else None
         )
@@ -102,7 +108,8 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "row vocab"]:
         """Final norm and head: the logits of states before the final norm, at any depth."""
         del depth
-        return self.head(self.final_norm(rows))
+        logits, cap = self.head(self.final_norm(rows)), self.config.logit_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def forward(
         self,
@@ -179,7 +186,7 @@ class Decoder(nn.Module):
         self, walk: Walk, input_ids: Tensor, wanted: Sequence[int], until: int | None = None
     ) -> tuple[dict[int, Tensor], Tensor]:
         """The collected states, and what the walk ended with."""
-        hidden = self.embedding(input_ids)
+        hidden = self.embed(input_ids, walk.context.positions)
         states = {0: hidden} if 0 in wanted else {}
 
         def watch(visit: int, make: Callable[[], Tensor]) -> None:
@@ -188,6 +195,35 @@ class Decoder(nn.Module):
 
         walk.context.watch = watch if wanted else unwatched
         return states, walk.run(hidden, until)
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Float[Tensor, "batch seq dim"]:
+        """State 0.
+
+        Raises:
+            ValueError: a position beyond the table of learned ones.
+        """
+        hidden = self.embedding(input_ids)
+        if self.config.embedding_scale != 1.0:
+            hidden = hidden * torch.tensor(self.config.embedding_scale).to(hidden)
+        if self.position_embedding is not None:
+            last = int(positions.max()) if positions.numel() else 0
+            if last >= self.position_embedding.num_embeddings:
+                raise ValueError(
+                    f"input_ids: position {last} is beyond the {self.config.max_positions} learned "
+                    "positions (max_positions); shorten the text"
+                )
+            hidden = hidden + self.position_embedding(positions)
+        return nn.functional.dropout(hidden, self.config.dropout, self.training)
+
+    def turns(self, positions: Tensor) -> Turns:
+        """Rotary angles for blocks without and with a window."""
+        if self.rotary is None:
+            return None, None
+        dtype = self.embedding.weight.dtype
+        plain = self.rotary.turn(positions, dtype)
+        if self.window_rotary is None:
+            return plain, plain
+        return plain, self.window_rotary.turn(positions, dtype)
 
     def enter(self, hidden: Tensor, embedded: Tensor | None) -> Float[Tensor, "batch seq dim"]:
         """What the first block of an injecting span reads."""
@@ -223,7 +259,7 @@ class Decoder(nn.Module):
             mask=mask,
             unpadded=seen is None and (attention_mask is None or bool(mask.all())),
             row_keys=keys,
-            turn=self.rotary.turn(positions, self.embedding.weight.dtype),
+            turns=self.turns(positions),
             schedule=order,
             cache=self.cache() if cache is None else cache,
             forget=cache is None and self.config.key_value_rule != "carried",
@@ -280,18 +316,29 @@ def load_decoder(
     return decoder
 
 
-def _block(config: DecoderConfig) -> Block:
+def _norm(config: DecoderConfig) -> nn.Module:
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.norm_epsilon)
+    return nn.LayerNorm(config.width, eps=config.norm_epsilon, bias=config.norm_bias)
+
+
+def _rotary(config: DecoderConfig, base: float, scaling: float | None = None) -> Rotary:
+    pairs = torch.arange(0, config.turned_width, 2).float() / config.turned_width
+    return Rotary(base**-pairs, config.rotary_scaling if scaling is None else scaling)
+
+
+def _block(config: DecoderConfig, index: int) -> Block:
+    norms = Norms(
+        attention=_norm(config),
+        feed_forward=None if config.shared_norm else _norm(config),
+        attention_post=_norm(config) if config.post_norms else None,
+        feed_forward_post=_norm(config) if config.post_norms else None,
+    )
     return Block(
-        nn.RMSNorm(config.width, eps=config.norm_epsilon),
-        Attention(
-            config.width,
-            config.num_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.attention_bias,
-        ),
-        nn.RMSNorm(config.width, eps=config.norm_epsilon),
-        GatedFeedForward(config.width, config.inner_width, config.feed_forward_bias),
+        norms,
+        Attention(config.attention(index)),
+        FeedForward(config.feed_forward),
+        parallel=config.parallel,
     )
 
 

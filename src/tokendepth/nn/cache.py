@@ -43,9 +43,14 @@ class Store:
         self.loops += (loop,) * positions.shape[1]
 
     def visible(
-        self, queries: Int[Tensor, "batch query"], loop: int, *, newest: bool
+        self,
+        queries: Int[Tensor, "batch query"],
+        loop: int,
+        *,
+        newest: bool,
+        window: int | None = None,
     ) -> Bool[Tensor, "batch query slot"]:
-        """Slots at or before each query's position.
+        """Slots at or before each query's position, and within its window.
 
         With `newest`, of each position only the slot of the latest loop up to this one.
         """
@@ -53,7 +58,10 @@ class Store:
         there = self.positions != EMPTY
         if newest:
             there = there & self._is_newest(loop)
-        return there[:, None, :] & (self.positions[:, None, :] <= queries[:, :, None])
+        seen = there[:, None, :] & (self.positions[:, None, :] <= queries[:, :, None])
+        if window is not None:
+            seen = seen & (self.positions[:, None, :] > queries[:, :, None] - window)
+        return seen
 
     def _is_newest(self, loop: int) -> Bool[Tensor, "batch slot"]:
         assert self.positions is not None

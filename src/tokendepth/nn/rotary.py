@@ -7,14 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 Turn = tuple[Tensor, Tensor]
-"""Cosine and sine, each (..., head_dim), of some positions."""
+"""Cosine and sine, each (..., turned features of a head), of some positions."""
 
 
 class Rotary(nn.Module):
     """Angles of positions.
 
     Args:
-        frequencies: radians per position, head_dim / 2 of them.
+        frequencies: radians per position, one for each pair of turned features.
         scaling: factor on cosine and sine, as some long-context variants use.
     """
 
@@ -41,7 +41,11 @@ class Rotary(nn.Module):
 
 
 def rotate(vectors: Float[Tensor, "*rows head head_dim"], turn: Turn) -> Tensor:
-    """Turn each head's vector by its position."""
+    """Turn each head's vector by its position; features beyond the angles stay as they are."""
     cosine, sine = turn[0].unsqueeze(-2), turn[1].unsqueeze(-2)
-    first, second = vectors.chunk(2, dim=-1)
-    return vectors * cosine + torch.cat((-second, first), dim=-1) * sine
+    turned = vectors[..., : cosine.shape[-1]]
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cosine + torch.cat((-second, first), dim=-1) * sine
+    if turned.shape == vectors.shape:
+        return turned
+    return torch.cat((turned, vectors[..., cosine.shape[-1] :]), dim=-1)

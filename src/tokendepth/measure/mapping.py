@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokendepth import __version__
 from tokendepth.adapters.load import Loaded, load
 from tokendepth.adapters.view import View, check_ids
 from tokendepth.measure.capture import capture
@@ -255,20 +254,13 @@ def _facts(number: int, documents: list[Document], mapped: list[Window]) -> Docu
 
 
 def _measured(loaded: Loaded, documents: list[Document], options: MapOptions) -> dict[str, Any]:
-    import transformers
-
     view = loaded.view
     before = [
         loaded.tokenizer.convert_ids_to_tokens(one)
         for one in documents[0].ids[: documents[0].num_prefix]
     ]
     return {
-        "tokendepth": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "weights_sha256": loaded.weights_hash,
-        "dtype": str(view.dtype).removeprefix("torch."),
-        "device": str(view.device),
+        **loaded.facts(),
         "read_out": view.describe(),
         "max_positions": view.max_positions,
         "special_tokens": (

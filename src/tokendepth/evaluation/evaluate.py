@@ -1,0 +1,261 @@
+"""Evaluate a model on documents: the probe first, then a full fixed pass under each routing."""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tokendepth.adapters.load import Loaded
+from tokendepth.depth.base import check_routing
+from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.errors import CausalityError
+from tokendepth.evaluation.causality import NEAR, PREFIXES, Causality, probe
+from tokendepth.evaluation.loss import OnProgress, TokenScores, score
+from tokendepth.evaluation.passages import Passage, passages
+from tokendepth.evaluation.result import Evaluation, GroupRow, RoutingRow
+from tokendepth.measure.statistics import mean_over_tokens
+from tokendepth.models.decoder import Decoder
+from tokendepth.text.documents import Document
+from tokendepth.text.pieces import Pieces
+from tokendepth.text.token_types import TOKEN_TYPES, token_type
+from tokendepth.types import Routing
+
+LENGTH = 512
+"""Inputs of a passage, unless the model's positions are fewer."""
+PROBED = 40
+"""Tokens of the text that the causality probe runs on, filled up with random ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """What to evaluate and how."""
+
+    routing: tuple[Routing, ...] = ()
+    """Routings of the policy; all that it has unless given."""
+    batch: int = 8
+    """Passages in one forward pass; changes nothing but speed and memory."""
+    length: int | None = None
+    """Tokens that the model reads at once; 512 or the model's positions unless given."""
+    limit: int | None = None
+    """Score at most so many tokens of each document."""
+    executor: ExecutorName = "dense"
+    """How decisions are run; the answer is the same."""
+    prefixes: tuple[int, ...] = PREFIXES
+    """Prefix lengths at which the causality probe looks."""
+
+    def check(self) -> None:
+        """Raise a `ValueError` that names the first option out of its range."""
+        executor_named(self.executor)
+        for name in ("batch", "length", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: got {value}; it must be at least 1")
+
+
+def evaluate_documents(
+    loaded: Loaded,
+    documents: Sequence[Document],
+    options: EvaluateOptions,
+    *,
+    data: str,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Evaluation:
+    """Score every token of the documents but the first of each.
+
+    Args:
+        loaded: a model with a decoder here, under its own schedule and policy.
+        documents: as token ids of the model's tokenizer.
+        options: what to evaluate and how.
+        data: what results call the documents.
+        on_progress: told (tokens done, tokens in all) after each batch.
+
+    Raises:
+        ValueError: nothing to predict, a routing that the policy lacks, ids beyond the vocabulary.
+        CausalityError: the policy says it is causal and is not; nothing is scored.
+        NonFiniteError: a logit is NaN or infinite.
+    """
+    options.check()
+    decoder = loaded.decoder
+    kept = [_cut(document, options.limit) for document in documents]
+    _check_vocabulary(decoder, kept)
+    length = options.length or min(decoder.config.max_positions or LENGTH, LENGTH)
+    if decoder.config.max_positions is not None and length > decoder.config.max_positions:
+        raise ValueError(
+            f"length: got {length}; the model has {decoder.config.max_positions} positions"
+        )
+    given = list(passages(kept, length))
+    names = _routings(decoder, options.routing)
+    probes = [_probe(decoder, given, name, options) for name in names]
+    text = _Text(kept, loaded)
+    rows, total = [], len(names) * sum(len(passage.ids) - 1 for passage in given)
+    for number, (name, causality) in enumerate(zip(names, probes, strict=True)):
+        scores = score(
+            decoder,
+            given,
+            routing=name,
+            batch=options.batch,
+            executor=options.executor,
+            on_progress=lambda done, each, number=number: on_progress(number * each + done, total),
+        )
+        rows.append(_row(causality, scores, given, text))
+    return Evaluation(
+        model=loaded.title,
+        policy=type(decoder.policy).__name__,
+        control=decoder.policy.control,
+        key_value_rule=decoder.config.key_value_rule,
+        data=data,
+        num_tokens=sum(sum(passage.scored) for passage in given),
+        num_bytes=text.num_bytes(given),
+        rows=tuple(rows),
+        measured={
+            **loaded.facts(),
+            **dataclasses.asdict(options),
+            "length": length,
+            "documents": len(kept),
+            "passages": len(given),
+            "data_sha256": _fingerprint(kept),
+        },
+    )
+
+
+def _cut(document: Document, limit: int | None) -> Document:
+    if limit is None or len(document.ids) <= limit + 1:
+        return document
+    kept = limit + 1
+    return dataclasses.replace(
+        document,
+        ids=document.ids[:kept],
+        is_special=document.is_special[:kept],
+        num_dropped=document.num_dropped + len(document.ids) - kept,
+        following=document.ids[kept : kept + 4],
+    )
+
+
+def _check_vocabulary(decoder: Decoder, documents: Sequence[Document]) -> None:
+    for document in documents:
+        largest = max(document.ids, default=0)
+        if largest >= decoder.config.vocab_size:
+            raise ValueError(
+                f"texts: {document.name} has token {largest}; the model's vocabulary ends at "
+                f"{decoder.config.vocab_size - 1}: take the tokenizer that the model was made with"
+            )
+
+
+def _routings(decoder: Decoder, wanted: Sequence[str]) -> list[Routing]:
+    """Those wanted or all, hard routing first: it is what is compared between systems."""
+    policy = decoder.policy
+    asked: list[Routing] = [check_routing(policy, name) for name in wanted]
+    names = asked or list(policy.routings)
+    return sorted(dict.fromkeys(names), key=lambda name: name != "hard")
+
+
+def _probe(
+    decoder: Decoder, given: Sequence[Passage], routing: Routing, options: EvaluateOptions
+) -> Causality:
+    size = max(PROBED, *(length + 1 for length in options.prefixes), 2)
+    size = min(size, decoder.config.max_positions or size)
+    rows = [list(passage.ids[:size]) for passage in given[:2]]
+    fill = torch.Generator().manual_seed(0)
+    for row in rows:
+        more = torch.randint(decoder.config.vocab_size, (size - len(row),), generator=fill)
+        row += more.tolist()
+    ids = torch.tensor(rows, device=decoder.embedding.weight.device)
+    found = probe(
+        decoder, ids, routing=routing, executor=options.executor, prefixes=options.prefixes
+    )
+    if found.declared and found.moved is not None:
+        raise CausalityError(
+            f"{type(decoder.policy).__name__} says it is causal under {routing} routing, but "
+            f"{found.moved}. Its scores would be worthless: mend it, or let `causal` return False."
+        )
+    return found
+
+
+class _Text:
+    """Type and number of bytes of every token of the documents."""
+
+    def __init__(self, documents: Sequence[Document], loaded: Loaded) -> None:
+        pieces = Pieces(loaded.tokenizer)
+        self.types, self.sizes = [], []
+        for document in documents:
+            texts = pieces.texts(document.ids + document.following)[: len(document.ids)]
+            pairs = zip(texts, document.is_special, strict=True)
+            kinds = [token_type(text, special=special) for text, special in pairs]
+            self.types.append(np.array(kinds, dtype=object))
+            self.sizes.append(np.array([len(text.encode()) for text in texts]))
+
+    def num_bytes(self, given: Sequence[Passage]) -> int:
+        """Of all scored tokens."""
+        return sum(
+            int(self.sizes[passage.document][index].sum())
+            for passage in given
+            for index in [_scored_indices(passage)]
+        )
+
+    def kinds(self, scores: TokenScores, given: Sequence[Passage]) -> np.ndarray:
+        """The type of each scored token."""
+        documents = np.array([passage.document for passage in given])[scores.passage]
+        kinds = np.empty(len(documents), dtype=object)
+        for number, types in enumerate(self.types):
+            mine = documents == number
+            kinds[mine] = types[scores.index[mine]]
+        return kinds
+
+
+def _scored_indices(passage: Passage) -> np.ndarray:
+    at = np.flatnonzero(passage.scored)
+    return passage.first - passage.num_repeated + 1 + at
+
+
+def _row(
+    causality: Causality, scores: TokenScores, given: Sequence[Passage], text: _Text
+) -> RoutingRow:
+    layers = scores.cost.layers
+    kinds = text.kinds(scores, given)
+    buckets = np.floor(np.log2(scores.position + 1)).astype(int)
+    told = np.isfinite(scores.margin).any()
+    return RoutingRow(
+        routing=causality.routing,
+        causality=causality,
+        loss=mean_over_tokens(scores.nats, scores.passage),
+        bits_per_byte=float(scores.nats.sum()) / (math.log(2) * text.num_bytes(given)),
+        executed_share=scores.cost.executed_share,
+        flops_per_token=scores.cost.total_flops / scores.cost.tokens,
+        dense_flops_per_token=scores.dense_cost.total_flops / scores.cost.tokens,
+        num_near=int((scores.margin < NEAR).sum()) if told else None,
+        by_position=tuple(
+            _group(_bucket_name(int(one)), scores, buckets == one, layers)
+            for one in np.unique(buckets)
+        ),
+        by_type=tuple(
+            _group(kind, scores, kinds == kind, layers)
+            for kind in TOKEN_TYPES
+            if (kinds == kind).any()
+        ),
+    )
+
+
+def _group(name: str, scores: TokenScores, chosen: np.ndarray, layers: int) -> GroupRow:
+    return GroupRow(
+        group=name,
+        num_tokens=int(chosen.sum()),
+        loss=float(scores.nats[chosen].mean()),
+        executed_share=float(scores.executed[chosen].mean()) / layers,
+    )
+
+
+def _bucket_name(power: int) -> str:
+    """Positions 2^k - 1 up to 2^(k+1) - 2: how many tokens were read before, from 0."""
+    first, last = 2**power - 1, 2 ** (power + 1) - 2
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def _fingerprint(documents: Sequence[Document]) -> str:
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(np.array(document.ids, dtype=np.int64).tobytes() + b"|")
+    return digest.hexdigest()

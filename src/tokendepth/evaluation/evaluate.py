@@ -88,6 +88,8 @@ def evaluate_documents(
             f"length: got {length}; the model has {decoder.config.max_positions} positions"
         )
     given = list(passages(kept, length))
+    if not any(any(passage.scored) for passage in given):
+        raise ValueError("texts: no token can be predicted; give a text of at least 2 tokens")
     names = _routings(decoder, options.routing)
     probes = [_probe(decoder, given, name, options) for name in names]
     text = _Text(kept, loaded)

@@ -59,13 +59,11 @@ def score(
     The number of a passage is its row key, so that keyed draws are the same in any batch.
 
     Raises:
-        ValueError: no passages, or a batch below 1.
+        ValueError: a batch below 1.
         NonFiniteError: a logit is NaN or infinite.
     """
     if batch < 1:
         raise ValueError(f"batch: got {batch}; it must be at least 1")
-    if not given:
-        raise ValueError("texts: no token can be predicted; give a text of at least 2 tokens")
     total = sum(len(passage.ids) - 1 for passage in given)
     parts: list[dict[str, np.ndarray]] = []
     costs: list[tuple[Ledger, Ledger]] = []

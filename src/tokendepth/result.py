@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokendepth.files import write_aside
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
@@ -39,12 +41,8 @@ class Result(ABC):
 
     def write_html(self, path: Path) -> None:
         """Write the page; an existing file is replaced only when the new one is whole."""
-        from tokendepth.reporting.files import write_aside
-
         write_aside(path, [self.page()])
 
     def write_json(self, path: Path) -> None:
         """Write the JSON object, likewise."""
-        from tokendepth.reporting.files import write_aside
-
         write_aside(path, [self.to_json() + "\n"])

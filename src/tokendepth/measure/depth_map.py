@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from tokendepth.files import write_aside
 from tokendepth.measure.settling import DEFAULT_THRESHOLDS, Rule
 from tokendepth.measure.statistics import Estimate, mean_over_tokens
 from tokendepth.result import Result
@@ -228,8 +229,6 @@ class DepthMap(Result):
 
     def write_jsonl(self, path: Path) -> None:
         """Write one row a token; an existing file is replaced only when the new one is whole."""
-        from tokendepth.reporting.files import write_aside
-
         write_aside(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows()))
 
 

@@ -27,7 +27,7 @@ class Grid:
         return table
 
 
-def count(number: float) -> str:
+def count(number: int | float) -> str:
     """A large number in three digits, with a unit: 1.23 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:

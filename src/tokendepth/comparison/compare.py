@@ -121,14 +121,11 @@ def _row(entrant: Entrant, score: Score, seconds: float) -> ComparedRun:
 
 def _seconds(entrants: Sequence[Entrant], options: CompareOptions) -> dict[str, float]:
     """Median seconds a token of a prefill of the same text, all entrants in each round."""
-    arms = {}
+    arms, tokens = {}, options.timed_batch * options.timed_length
     for entrant in entrants:
         decoder = entrant.loaded.decoder
         ids = torch.tensor([one for document in entrant.documents for one in document.ids])
-        times = -(-options.timed_batch * options.timed_length // len(ids))
-        ids = ids.repeat(times)[: options.timed_batch * options.timed_length].view(
-            options.timed_batch, -1
-        )
+        ids = ids.repeat(-(-tokens // len(ids)))[:tokens].view(options.timed_batch, -1)
         given = DENSE
         if not isinstance(decoder.policy, Dense):
             routing = "hard" if "hard" in decoder.policy.routings else None
@@ -138,5 +135,4 @@ def _seconds(entrants: Sequence[Entrant], options: CompareOptions) -> dict[str, 
         )
     device = entrants[0].loaded.decoder.embedding.weight.device
     timed = paired({name: one.arm for name, one in arms.items()}, device, budget=options.seconds)
-    tokens = options.timed_batch * options.timed_length
     return {name: float(np.median(values)) / tokens for name, values in timed.items()}

@@ -103,6 +103,7 @@ class Benchmark(Result):
 
     model: str
     policy: str
+    """Who decided; `given decisions` where they were drawn."""
     rows: tuple[BenchmarkRow, ...]
     measured: Mapping[str, Any]
 

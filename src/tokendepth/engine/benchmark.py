@@ -111,7 +111,7 @@ def benchmark(
     on_progress(len(cases), len(cases))
     return Benchmark(
         model=loaded.title,
-        policy=type(decoder.policy).__name__,
+        policy="given decisions" if alphas[0] is not None else type(decoder.policy).__name__,
         rows=tuple(rows),
         measured={
             **loaded.facts(),

@@ -16,12 +16,13 @@ def routing_grid(result: Evaluation) -> Grid:
     return Grid(
         title=f"{result.policy} on {result.data}",
         columns=(
-            "routing", "causality probe", "loss (nats)", "95 % interval", "bits a byte",
-            "executed share", "FLOPs a token", "of dense", "near a threshold",
+            "routing", "probe", "loss", "95 % interval", "bits a byte",
+            "executed share", "FLOPs a token", "of dense FLOPs", "near a threshold",
         ),
         num_left=2,
-        caption=f"{result.num_tokens:,} tokens, {result.num_bytes:,} bytes; intervals: bootstrap "
-        "over passages",
+        narrow=("routing", "probe", "loss", "bits a byte", "executed share", "of dense FLOPs"),
+        caption=f"{result.num_tokens:,} tokens, {result.num_bytes:,} bytes; loss in nats, its "
+        "interval by bootstrap over passages",
         rows=[
             (
                 row.routing,

@@ -16,14 +16,19 @@ class Grid:
     rows: Sequence[tuple[str, ...]]
     caption: str = ""
     num_left: int = 1
+    narrow: tuple[str, ...] = ()
+    """Columns that a terminal has room for; all unless given. A page shows all."""
 
     def table(self) -> Table:
         """For the terminal."""
         table = Table(title=self.title, caption=self.caption or None, box=box.SIMPLE_HEAD)
-        for number, name in enumerate(self.columns):
-            table.add_column(name, justify="left" if number < self.num_left else "right")
+        shown = [
+            at for at, name in enumerate(self.columns) if name in (self.narrow or self.columns)
+        ]
+        for at in shown:
+            table.add_column(self.columns[at], justify="left" if at < self.num_left else "right")
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*(row[at] for at in shown))
         return table
 
 

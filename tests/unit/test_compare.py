@@ -10,8 +10,8 @@ import torch
 
 import tokendepth
 from tokendepth.comparison.compare import CompareOptions, Entrant, compare_entrants
-from tokendepth.comparison.entrants import group_and_seed
 from tokendepth.comparison.result import ComparedRun, Comparison
+from tokendepth.comparison.runs import group_and_seed
 from tokendepth.comparison.scores import FILE
 from tokendepth.evaluation.evaluate import EvaluateOptions
 from tokendepth.measure.statistics import mean_of_pairs

@@ -10,7 +10,7 @@ import torch
 import tokendepth
 from tests.contract import toys
 from tokendepth.engine.bench_result import WORTH, _break_even, verdict
-from tokendepth.engine.benchmark import BenchmarkOptions, benchmark, synthetic
+from tokendepth.engine.benchmark import benchmark, synthetic
 from tokendepth.engine.breakdown import PARTS, profiled
 from tokendepth.engine.phases import DENSE, Decisions, given_plan, work
 from tokendepth.engine.timing import WARM_UP, Arm, Spread, paired
@@ -98,7 +98,7 @@ def test_given_decisions_are_those_of_the_random_control(tiny):
 @pytest.mark.parametrize("phase", ["prefill", "decode", "train"])
 def test_the_projection_is_the_ledgers_and_the_model_stays_as_it_was(tiny, phase):
     before = {name: value.clone() for name, value in tiny.model.state_dict().items()}
-    result = benchmark(tiny, BenchmarkOptions(phase=(phase,), alpha=(0.5,), **OPTIONS))
+    result = benchmark(tiny, phase=(phase,), alpha=(0.5,), **OPTIONS)
     assert [row.executor for row in result.rows] == ["dense", "gathered", "feed_forward"]
     assert all(torch.equal(before[name], now) for name, now in tiny.model.state_dict().items())
     assert not tiny.model.training
@@ -128,7 +128,7 @@ def test_the_projection_is_the_ledgers_and_the_model_stays_as_it_was(tiny, phase
 def test_a_policy_of_its_own_decides(tiny):
     torch.manual_seed(0)
     tiny.decoder.policy = toys.UpdateGate(16)
-    result = benchmark(tiny, BenchmarkOptions(phase=("prefill", "train"), **OPTIONS))
+    result = benchmark(tiny, phase=("prefill", "train"), **OPTIONS)
     assert {row.alpha for row in result.rows} == {None}
     assert result.policy == "UpdateGate"
     shares = {row.executed_share for row in result.rows if not row.control}
@@ -136,7 +136,7 @@ def test_a_policy_of_its_own_decides(tiny):
 
 
 def test_the_json_has_both_kinds_of_number_side_by_side(tiny):
-    result = benchmark(tiny, BenchmarkOptions(phase=("prefill",), alpha=(0.2, 0.9), **OPTIONS))
+    result = benchmark(tiny, phase=("prefill",), alpha=(0.2, 0.9), **OPTIONS)
     read = json.loads(result.to_json())
     wanted = {
         "phase", "batch", "executor", "seconds", "dense_seconds", "speedup", "flops_speedup",
@@ -160,7 +160,7 @@ def test_verdicts():
 
 def test_break_even_by_a_straight_line(tiny):
     (row,) = benchmark(
-        tiny, BenchmarkOptions(phase=("prefill",), executor=("gathered",), alpha=(0.5,), **OPTIONS)
+        tiny, phase=("prefill",), executor=("gathered",), alpha=(0.5,), **OPTIONS
     ).rows[1:]
 
     def at(share, speedup):
@@ -190,9 +190,9 @@ def test_break_even_by_a_straight_line(tiny):
 )
 def test_options_out_of_range_are_named(tiny, options, message):
     with pytest.raises(ValueError, match=message):
-        benchmark(tiny, BenchmarkOptions(**options))
+        benchmark(tiny, **options)
 
 
 def test_a_length_beyond_the_positions_is_named(llama):
     with pytest.raises(ValueError, match="length: got 65; the model has 64 positions"):
-        benchmark(llama, BenchmarkOptions(length=65))
+        benchmark(llama, length=65)

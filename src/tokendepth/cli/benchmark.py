@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
-from tokendepth.cli.documents import documents_of
+from tokendepth.cli.documents import texts_of
 from tokendepth.cli.map import quiet_transformers
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
@@ -50,20 +50,22 @@ class BenchmarkCommand:
         """Time, print and write. Returns the exit code."""
         import torch
 
-        from tokendepth.engine.benchmark import benchmark
+        from tokendepth.engine.benchmark import benchmark_on
+        from tokendepth.text.documents import tokenize_all
 
         self.benchmark.check()
         check_outputs(self.html, self.json)
+        names, texts = texts_of(self.file) if self.file else ([], [])
         # The profiler prints to standard error when it starts and stops.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         errors = Console(stderr=True, highlight=False)
         loaded = self._load(errors)
         ids = None
         if self.file:
-            documents = documents_of(self.file, loaded.tokenizer)
+            documents = tokenize_all(texts, loaded.tokenizer, names)
             ids = torch.tensor([one for document in documents for one in document.ids])
         with progress(errors, "timing", "comparisons") as on_progress:
-            result = benchmark(loaded, self.benchmark, ids=ids, on_progress=on_progress)
+            result = benchmark_on(loaded, self.benchmark, ids=ids, on_progress=on_progress)
         finish(result, self.html, self.json)
         return 0
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
-from tokendepth.cli.documents import documents_of
+from tokendepth.cli.documents import texts_of
 from tokendepth.cli.map import quiet_transformers
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
@@ -32,23 +32,21 @@ class CompareCommand:
 
     def run(self) -> int:
         """Compare, print and write. Returns the exit code."""
-        from tokendepth.comparison.compare import compare_entrants
-        from tokendepth.comparison.entrants import entrant
+        from tokendepth.comparison.runs import compare
 
         self.compare.check()
         check_outputs(self.html, self.json)
+        names, texts = texts_of(self.file)
         errors = Console(stderr=True, highlight=False)
         quiet_transformers()
-        entrants = [
-            entrant(name, lambda tokenizer: documents_of(self.file, tokenizer), self.device)
-            for name in self.runs
-        ]
         with progress(errors, "evaluating", "tokens") as on_progress:
-            result = compare_entrants(
-                entrants,
-                self.compare,
-                data=", ".join(path.name for path in self.file),
+            result = compare(
+                self.runs,
+                texts,
+                names=names,
+                device=self.device,
                 on_progress=on_progress,
+                **vars(self.compare),
             )
         plot = self.html.expanduser().resolve().with_suffix(".svg")
         result.plot().savefig(plot)

@@ -7,7 +7,7 @@ from typing import Annotated
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
-from tokendepth.cli.documents import documents_of
+from tokendepth.cli.documents import texts_of
 from tokendepth.cli.map import quiet_transformers
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
@@ -35,10 +35,11 @@ class EvaluateCommand:
     def run(self) -> int:
         """Evaluate, print and write. Returns the exit code."""
         from tokendepth.adapters.load import load
-        from tokendepth.evaluation.evaluate import evaluate_documents
+        from tokendepth.evaluation.evaluate import evaluate
 
         self.evaluate.check()
         check_outputs(self.html, self.json)
+        names, texts = texts_of(self.file)
         errors = Console(stderr=True, highlight=False)
         quiet_transformers()
         loaded = load(
@@ -47,14 +48,9 @@ class EvaluateCommand:
             self.device,
             say=lambda message: errors.print(message, markup=False),
         )
-        documents = documents_of(self.file, loaded.tokenizer)
         with progress(errors, "evaluating", "tokens") as on_progress:
-            result = evaluate_documents(
-                loaded,
-                documents,
-                self.evaluate,
-                data=", ".join(path.name for path in self.file),
-                on_progress=on_progress,
+            result = evaluate(
+                texts, loaded, names=names, on_progress=on_progress, **vars(self.evaluate)
             )
         finish(result, self.html, self.json)
         return 0

@@ -141,9 +141,9 @@ class Benchmark(Result):
 
     def table(self) -> "Table":
         """Measured and projected side by side."""
-        from tokendepth.reporting.benchmark import speed_grid
+        from tokendepth.reporting.benchmark import speed_grid, verdicts
 
-        return speed_grid(self).table()
+        return speed_grid(self, verdicts(self)).table()
 
     def plot(self) -> "Figure":
         """Measured against projected speed-up, and where the time went."""

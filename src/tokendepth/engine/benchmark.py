@@ -5,12 +5,14 @@ import dataclasses
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tokendepth.adapters.load import Loaded
+from tokendepth.adapters.load import Loaded, load
 from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.engine.bench_result import Benchmark, BenchmarkRow, verdict
@@ -20,6 +22,7 @@ from tokendepth.engine.timing import Spread, paired
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.cost import Ledger
 from tokendepth.models.decoder import Decoder
+from tokendepth.text.documents import tokenize
 
 GIVEN_ALPHA = 0.5
 """Where a policy skips nothing of itself and no `alpha` is given."""
@@ -69,13 +72,41 @@ class BenchmarkOptions:
 
 
 def benchmark(
+    model: str | Path | Loaded,
+    *,
+    text: str | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+    **options: Any,
+) -> Benchmark:
+    """Time executors against the dense model.
+
+    Args:
+        model: what `tokendepth.load` takes, or what it returned; it is not changed.
+        text: to run on, repeated as needed; random tokens by default, on which a policy decides
+            nothing real.
+        on_progress: told (comparisons done, comparisons in all).
+        options: the fields of `BenchmarkOptions`.
+
+    Raises:
+        ValueError: an option out of its range, or a family without a decoder here.
+    """
+    given = BenchmarkOptions(**options)
+    given.check()
+    loaded = model if isinstance(model, Loaded) else load(model)
+    ids = None
+    if text is not None:
+        ids = torch.tensor(tokenize("text", text, loaded.tokenizer).ids)
+    return benchmark_on(loaded, given, ids=ids, on_progress=on_progress)
+
+
+def benchmark_on(
     loaded: Loaded,
     options: BenchmarkOptions,
     *,
     ids: Int[Tensor, " token"] | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Benchmark:
-    """Time executors against the dense model.
+    """The same for a model and text at hand.
 
     Args:
         loaded: a model with a decoder here, under its own schedule and policy; it is not changed.

@@ -5,11 +5,13 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from tokendepth.adapters.load import Loaded
+from tokendepth.adapters.load import Loaded, load
 from tokendepth.depth.base import check_routing
 from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.errors import CausalityError
@@ -19,7 +21,7 @@ from tokendepth.evaluation.passages import Passage, passages
 from tokendepth.evaluation.result import Evaluation, GroupRow, RoutingRow
 from tokendepth.measure.statistics import mean_over_tokens
 from tokendepth.models.decoder import Decoder
-from tokendepth.text.documents import Document
+from tokendepth.text.documents import Document, tokenize_all
 from tokendepth.text.pieces import Pieces
 from tokendepth.text.token_types import TOKEN_TYPES, token_type
 from tokendepth.types import Routing
@@ -54,6 +56,36 @@ class EvaluateOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: got {value}; it must be at least 1")
+
+
+def evaluate(
+    texts: str | Sequence[str],
+    model: str | Path | Loaded = "smollm2",
+    *,
+    names: Sequence[str] | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+    **options: Any,
+) -> Evaluation:
+    """Probe a model for causality, then score every token of the texts under each routing.
+
+    Args:
+        texts: one text, or several documents.
+        model: what `tokendepth.load` takes, or what it returned.
+        names: what to call the documents.
+        on_progress: told (tokens done, tokens in all) after each batch.
+        options: the fields of `EvaluateOptions`.
+
+    Raises:
+        ValueError: an empty text, an unknown option value, or a family without a decoder here.
+        CausalityError: the policy says it is causal and is not; nothing is scored.
+        NonFiniteError: a logit is NaN or infinite.
+    """
+    loaded = model if isinstance(model, Loaded) else load(model)
+    documents = tokenize_all(texts, loaded.tokenizer, names)
+    data = ", ".join(document.name for document in documents)
+    return evaluate_documents(
+        loaded, documents, EvaluateOptions(**options), data=data, on_progress=on_progress
+    )
 
 
 def evaluate_documents(

@@ -23,7 +23,7 @@ from tokendepth.measure.settling import (
     rule_holds,
     settle,
 )
-from tokendepth.text.documents import Document, Window, tokenize, windows
+from tokendepth.text.documents import Document, Window, tokenize_all, windows
 from tokendepth.text.pieces import Pieces
 from tokendepth.text.token_types import token_type
 
@@ -100,17 +100,8 @@ def map(
     """
     given = MapOptions(**options)
     given.check()
-    texts = [texts] if isinstance(texts, str) else list(texts)
-    if not texts:
-        raise ValueError("texts: got none; give at least one text")
     loaded = model if isinstance(model, Loaded) else load(model)
-    if names is not None and len(names) != len(texts):
-        raise ValueError(f"names: got {len(names)} for {len(texts)} texts; give one a text")
-    names = names or [f"text {number}" for number in range(1, len(texts) + 1)]
-    documents = [
-        tokenize(name, text, loaded.tokenizer, chat=given.chat, limit=given.limit)
-        for name, text in zip(names, texts, strict=True)
-    ]
+    documents = tokenize_all(texts, loaded.tokenizer, names, chat=given.chat, limit=given.limit)
     return _map_documents(loaded, documents, given, on_progress, resume)
 
 

@@ -16,7 +16,10 @@ NOTES = (
 )
 
 
-def speed_grid(result: Benchmark) -> Grid:
+SPEED = "Measured and projected: times as fast as the dense model."
+
+
+def speed_grid(result: Benchmark, caption: str = SPEED) -> Grid:
     """One row an executor, phase and batch."""
     return Grid(
         title=f"{result.model}, {result.policy}: speed against the dense model",
@@ -27,9 +30,8 @@ def speed_grid(result: Benchmark) -> Grid:
         num_left=2,
         narrow=(
             "phase", "executor", "batch", "alpha", "executed share", "measured", "projected",
-            "verdict",
         ),
-        caption="Measured and projected: times as fast as the dense model.",
+        caption=caption,
         rows=[
             (
                 row.phase,
@@ -49,6 +51,16 @@ def speed_grid(result: Benchmark) -> Grid:
             for row in result.rows
         ],
     )  # fmt: skip
+
+
+def verdicts(result: Benchmark) -> str:
+    """A line for each executor that does not pay, with the reason."""
+    lines = [
+        f"{_name(row)}: {row.verdict}"
+        for row in result.rows
+        if not row.control and row.verdict != "gain"
+    ]
+    return "\n".join([SPEED, *lines])
 
 
 def parts_grid(result: Benchmark) -> Grid:

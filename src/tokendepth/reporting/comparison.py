@@ -19,7 +19,9 @@ def run_grid(result: Comparison) -> Grid:
             "executed share", "FLOPs a token", "time a token",
         ),
         num_left=5,
-        narrow=("run", "", "seed", "loss (nats)", "executed share", "FLOPs a token", "time a token"),
+        narrow=(
+            "run", "", "seed", "loss (nats)", "executed share", "FLOPs a token", "time a token",
+        ),
         rows=[
             (
                 row.run,

@@ -6,8 +6,43 @@ from pathlib import Path
 from typing import Any
 
 from tokendepth.adapters.load import load
-from tokendepth.comparison.compare import Entrant
-from tokendepth.text.documents import Document
+from tokendepth.comparison.compare import CompareOptions, Entrant, compare_entrants
+from tokendepth.comparison.result import Comparison
+from tokendepth.evaluation.loss import OnProgress
+from tokendepth.text.documents import Document, tokenize_all
+
+
+def compare(
+    runs: Sequence[str | Path],
+    texts: str | Sequence[str],
+    *,
+    names: Sequence[str] | None = None,
+    device: str | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+    **options: Any,
+) -> Comparison:
+    """Score runs on the same texts, time them in the same rounds, and pair them by seed.
+
+    Args:
+        runs: run folders, or other models that `tokendepth.load` takes; at least two.
+        texts: one text, or several documents.
+        names: what to call the documents.
+        device: the CPU unless named.
+        on_progress: told (tokens done, tokens in all) after each batch.
+        options: the fields of `CompareOptions`.
+
+    Raises:
+        ValueError: fewer than two runs, or runs with different tokenizers.
+        CausalityError: a policy says it is causal and is not.
+    """
+    given = CompareOptions(**options)
+    given.check()
+    made = [
+        entrant(str(run), lambda tokenizer: tokenize_all(texts, tokenizer, names), device)
+        for run in runs
+    ]
+    data = ", ".join(document.name for document in made[0].documents) if made else ""
+    return compare_entrants(made, given, data=data, on_progress=on_progress)
 
 
 def entrant(

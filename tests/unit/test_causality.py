@@ -52,12 +52,25 @@ class WeighsAhead(Policy):
         return Decision(weight=weight), state
 
 
+class FlinchesAhead(Policy):
+    """Keeps every row, unless some later state of the row is larger than any of the text's."""
+
+    def __init__(self, largest):
+        super().__init__()
+        self.largest = largest
+
+    def decide(self, span, hidden, state, context):
+        later = hidden[..., 0].flip(1).cummax(1).values.flip(1).roll(-1, dims=1)
+        later[:, -1] = -torch.inf
+        return Decision(keep=later <= self.largest), state
+
+
 def decoder(policy=None):
     torch.manual_seed(0)
     made = Decoder(CONFIG, stack(4), policy)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.35, mean=float(parameter.ndim == 1))
-    return made.eval()
+    return made.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +102,15 @@ def test_a_planted_leak_is_seen(policy, moved, executor):
     assert not found.causal
     assert moved in found.moved
     assert found.label == "LEAKS"
+
+
+def test_a_leak_that_only_other_text_wakes_is_seen():
+    """The text itself and its prefixes alone keep every row; only what replaces the rest tells."""
+    made = decoder()
+    states = made(IDS, collect=(1, 2, 3)).states
+    made.policy = FlinchesAhead(max(float(one[..., 0].max()) for one in states.values()))
+    assert made(IDS).executed.all()
+    assert "with the tokens after it" in probe(made, IDS).moved
 
 
 def test_top_k_over_the_batch_is_labelled_or_seen(monkeypatch):

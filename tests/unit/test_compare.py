@@ -88,6 +88,12 @@ def test_nothing_is_scored_twice(llama, tmp_path, monkeypatch):
     other = dataclasses.replace(OPTIONS, score=EvaluateOptions(length=16))
     with pytest.raises(AssertionError, match="scored again"):
         compare_entrants(entrants(llama, tmp_path), other, data="text")
+    longer = [
+        dataclasses.replace(one, documents=[tokenize("text", f"{TEXT}No.", llama.tokenizer)])
+        for one in entrants(llama, tmp_path)
+    ]
+    with pytest.raises(AssertionError, match="scored again"):
+        compare_entrants(longer, OPTIONS, data="text")
     changed = entrants(llama, tmp_path)
     changed[2].loaded.decoder.policy = tokendepth.RandomKeep(0.9, seed=0)
     with pytest.raises(AssertionError, match="scored again"):
@@ -109,15 +115,34 @@ def test_students_interval_by_hand():
     assert mean_of_pairs(np.array([1.0])).low is None
 
 
-def test_without_a_common_seed_nothing_is_paired():
-    def row(group, seed):
-        return ComparedRun(
-            run=f"{group}{seed}", group=group, seed=seed, policy="Dense", routing="hard",
-            control=False, key_value_rule="all", causal=True, loss=1.0, bits_per_byte=1.0,
-            executed_share=1.0, flops_per_token=1.0, seconds_per_token=1.0,
-        )  # fmt: skip
+def row(group, seed, loss=1.0, flops=1.0, seconds=1.0):
+    return ComparedRun(
+        run=f"{group}{seed}", group=group, seed=seed, policy="Dense", routing="hard",
+        control=False, key_value_rule="all", causal=True, loss=loss, bits_per_byte=1.0,
+        executed_share=1.0, flops_per_token=flops, seconds_per_token=seconds,
+    )  # fmt: skip
 
-    result = Comparison(rows=(row("a", 0), row("b", 1)), baseline="a", data="text", measured={})
+
+def compared(*rows):
+    return Comparison(rows=rows, baseline="a", data="text", measured={})
+
+
+def test_pairs_are_taken_seed_by_seed():
+    """Seeds differ by far more than groups do; seed 7 has no partner."""
+    losses = {0: (1.0, 1.1), 1: (2.0, 2.2), 2: (3.0, 3.3)}
+    base = [row("a", seed, one, flops=4.0, seconds=6.0) for seed, (one, _) in losses.items()]
+    mine = [row("b", seed, two, flops=2.0, seconds=4.0) for seed, (_, two) in losses.items()]
+    (one,) = compared(row("b", 7, 99.0), *base, *reversed(mine)).differences
+    assert sorted(one.seeds) == [0, 1, 2]
+    assert one.loss_difference.value == pytest.approx(0.2)
+    reach = 4.302653 * 0.1 / math.sqrt(3)
+    assert one.loss_difference.low == pytest.approx(0.2 - reach, rel=1e-5)
+    assert one.loss == pytest.approx(2.2)
+    assert (one.flops_ratio, one.seconds_ratio) == (2.0, 1.5)
+
+
+def test_without_a_common_seed_nothing_is_paired():
+    result = compared(row("a", 0), row("b", 1))
     assert result.differences == ()
     assert "nothing could be paired" in result.page()
 

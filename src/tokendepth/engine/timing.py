@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 
 WARM_UP = 3
+"""Runs of each arm before anything is timed, or more: a tenth of the budget goes to them."""
 MIN_ROUNDS, MAX_ROUNDS = 7, 2000
 
 
@@ -51,14 +52,16 @@ def paired(
     """Seconds of each arm in each round.
 
     Args:
-        arms: by name; each is run a few times before anything is timed.
+        arms: by name; each is run before anything is timed, until it is warm.
         device: on which they run.
         budget: seconds to spend on the rounds, at least `MIN_ROUNDS` of them.
         seed: of the order within rounds.
     """
     first: dict[str, float] = {}
-    for _ in range(WARM_UP):
+    warm, spent = 0, 0.0
+    while warm < WARM_UP or (spent < 0.1 * budget and warm < MAX_ROUNDS):
         first = {name: timed(arm, device) for name, arm in arms.items()}
+        warm, spent = warm + 1, spent + sum(first.values())
     rounds = int(min(max(budget / max(sum(first.values()), 1e-9), MIN_ROUNDS), MAX_ROUNDS))
     order = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in arms}

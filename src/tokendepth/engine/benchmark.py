@@ -3,11 +3,12 @@
 import copy
 import dataclasses
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -16,11 +17,10 @@ from tokendepth.adapters.load import Loaded, load
 from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.engine.bench_result import Benchmark, BenchmarkRow, verdict
-from tokendepth.engine.breakdown import parts_of, profiled
+from tokendepth.engine.breakdown import Profile, parts_of, profiled
 from tokendepth.engine.phases import DENSE, PHASES, Decisions, Phase, Work, given_plan, work
 from tokendepth.engine.timing import Spread, paired
 from tokendepth.models.config import DecoderConfig
-from tokendepth.models.cost import Ledger
 from tokendepth.models.decoder import Decoder
 from tokendepth.text.documents import tokenize
 
@@ -205,45 +205,53 @@ def _compare(
     seconds = paired(arms, device, budget=options.seconds, seed=options.seed)
     profiles = {name: profiled(arm, decoder.config, device) for name, arm in arms.items()}
     noise = Spread.of(seconds["reference"] / seconds["dense"])
-    rows = []
-    for name in ("dense", *options.executor):
-        speedup = Spread.of(seconds["reference"] / seconds[name])
-        took, dense = Spread.of(seconds[name]), Spread.of(seconds["reference"])
-        cost, full = works[name].cost(False), works["reference"].cost(False)
-        parts = parts_of(
-            took.median,
-            profiles[name],
-            dense.median,
-            profiles["reference"],
-            _costs(works["reference"], works[name]),
-        )
-        projected = full.total_flops / cost.total_flops
-        rows.append(
-            BenchmarkRow(
-                phase=phase,
-                batch=len(ids),
-                length=ids.shape[1],
-                alpha=alpha,
-                executor=name,
-                control=name == "dense",
-                seconds=took,
-                dense_seconds=dense.median,
-                speedup=speedup,
-                flops_speedup=projected,
-                executed_share=cost.executed_share,
-                peak_bytes=profiles[name].peak_bytes,
-                dense_peak_bytes=profiles["reference"].peak_bytes,
-                gathered_bytes=cost.gathered_bytes,
-                rounds=len(seconds[name]),
-                verdict=verdict(name, speedup, projected, noise, parts),
-                parts=parts,
-            )
-        )
-    return rows
+    return [
+        _row(phase, alpha, ids, name, works, seconds, profiles, noise)
+        for name in ("dense", *options.executor)
+    ]
 
 
-def _costs(reference: Work, mine: Work) -> Callable[[str, bool], Ledger]:
-    return lambda which, computed: (reference if which == "dense" else mine).cost(computed)
+def _row(
+    phase: Phase,
+    alpha: float | None,
+    ids: Int[Tensor, "batch seq"],
+    name: str,
+    works: Mapping[str, Work],
+    seconds: Mapping[str, np.ndarray],
+    profiles: Mapping[str, Profile],
+    noise: Spread,
+) -> BenchmarkRow:
+    """One arm against the reference."""
+    speedup = Spread.of(seconds["reference"] / seconds[name])
+    took, dense = Spread.of(seconds[name]), Spread.of(seconds["reference"])
+    cost = works[name].cost(False)
+    projected = works["reference"].cost(False).total_flops / cost.total_flops
+    parts = parts_of(
+        took.median,
+        profiles[name],
+        dense.median,
+        profiles["reference"],
+        lambda which, computed: works["reference" if which == "dense" else name].cost(computed),
+    )
+    return BenchmarkRow(
+        phase=phase,
+        batch=len(ids),
+        length=ids.shape[1],
+        alpha=alpha,
+        executor=name,
+        control=name == "dense",
+        seconds=took,
+        dense_seconds=dense.median,
+        speedup=speedup,
+        flops_speedup=projected,
+        executed_share=cost.executed_share,
+        peak_bytes=profiles[name].peak_bytes,
+        dense_peak_bytes=profiles["reference"].peak_bytes,
+        gathered_bytes=cost.gathered_bytes,
+        rounds=len(seconds[name]),
+        verdict=verdict(name, speedup, projected, noise, parts),
+        parts=parts,
+    )
 
 
 def _routing(decoder: Decoder) -> str:

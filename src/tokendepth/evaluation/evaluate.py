@@ -16,14 +16,13 @@ from tokendepth.depth.base import check_routing
 from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.errors import CausalityError
 from tokendepth.evaluation.causality import NEAR, PREFIXES, Causality, probe
+from tokendepth.evaluation.groups import TextFacts, by_position
 from tokendepth.evaluation.loss import OnProgress, TokenScores, score
 from tokendepth.evaluation.passages import Passage, passages
-from tokendepth.evaluation.result import Evaluation, GroupRow, RoutingRow
+from tokendepth.evaluation.result import Evaluation, RoutingRow
 from tokendepth.measure.statistics import mean_over_tokens
 from tokendepth.models.decoder import Decoder
 from tokendepth.text.documents import Document, tokenize_all
-from tokendepth.text.pieces import Pieces
-from tokendepth.text.token_types import TOKEN_TYPES, token_type
 from tokendepth.types import Routing
 
 LENGTH = 512
@@ -114,17 +113,13 @@ def evaluate_documents(
     decoder = loaded.decoder
     kept = [_cut(document, options.limit) for document in documents]
     _check_vocabulary(decoder, kept)
-    length = options.length or min(decoder.config.max_positions or LENGTH, LENGTH)
-    if decoder.config.max_positions is not None and length > decoder.config.max_positions:
-        raise ValueError(
-            f"length: got {length}; the model has {decoder.config.max_positions} positions"
-        )
+    length = _length(decoder, options)
     given = list(passages(kept, length))
     if not any(any(passage.scored) for passage in given):
         raise ValueError("texts: no token can be predicted; give a text of at least 2 tokens")
     names = _routings(decoder, options.routing)
     probes = [_probe(decoder, given, name, options) for name in names]
-    text = _Text(kept, loaded)
+    text = TextFacts(kept, loaded)
     rows, total = [], len(names) * sum(len(passage.ids) - 1 for passage in given)
     for number, (name, causality) in enumerate(zip(names, probes, strict=True)):
         scores = score(
@@ -154,6 +149,13 @@ def evaluate_documents(
             "data_sha256": _fingerprint(kept),
         },
     )
+
+
+def _length(decoder: Decoder, options: EvaluateOptions) -> int:
+    limit = decoder.config.max_positions
+    if limit is not None and options.length is not None and options.length > limit:
+        raise ValueError(f"length: got {options.length}; the model has {limit} positions")
+    return options.length or min(limit or LENGTH, LENGTH)
 
 
 def _cut(document: Document, limit: int | None) -> Document:
@@ -209,48 +211,9 @@ def _probe(
     return found
 
 
-class _Text:
-    """Type and number of bytes of every token of the documents."""
-
-    def __init__(self, documents: Sequence[Document], loaded: Loaded) -> None:
-        pieces = Pieces(loaded.tokenizer)
-        self.types, self.sizes = [], []
-        for document in documents:
-            texts = pieces.texts(document.ids + document.following)[: len(document.ids)]
-            pairs = zip(texts, document.is_special, strict=True)
-            kinds = [token_type(text, special=special) for text, special in pairs]
-            self.types.append(np.array(kinds, dtype=object))
-            self.sizes.append(np.array([len(text.encode()) for text in texts]))
-
-    def num_bytes(self, given: Sequence[Passage]) -> int:
-        """Of all scored tokens."""
-        return sum(
-            int(self.sizes[passage.document][index].sum())
-            for passage in given
-            for index in [_scored_indices(passage)]
-        )
-
-    def kinds(self, scores: TokenScores, given: Sequence[Passage]) -> np.ndarray:
-        """The type of each scored token."""
-        documents = np.array([passage.document for passage in given])[scores.passage]
-        kinds = np.empty(len(documents), dtype=object)
-        for number, types in enumerate(self.types):
-            mine = documents == number
-            kinds[mine] = types[scores.index[mine]]
-        return kinds
-
-
-def _scored_indices(passage: Passage) -> np.ndarray:
-    at = np.flatnonzero(passage.scored)
-    return passage.first - passage.num_repeated + 1 + at
-
-
 def _row(
-    causality: Causality, scores: TokenScores, given: Sequence[Passage], text: _Text
+    causality: Causality, scores: TokenScores, given: Sequence[Passage], text: TextFacts
 ) -> RoutingRow:
-    layers = scores.cost.layers
-    kinds = text.kinds(scores, given)
-    buckets = np.floor(np.log2(scores.position + 1)).astype(int)
     told = np.isfinite(scores.margin).any()
     return RoutingRow(
         routing=causality.routing,
@@ -261,31 +224,9 @@ def _row(
         flops_per_token=scores.cost.total_flops / scores.cost.tokens,
         dense_flops_per_token=scores.dense_cost.total_flops / scores.cost.tokens,
         num_near=int((scores.margin < NEAR).sum()) if told else None,
-        by_position=tuple(
-            _group(_bucket_name(int(one)), scores, buckets == one, layers)
-            for one in np.unique(buckets)
-        ),
-        by_type=tuple(
-            _group(kind, scores, kinds == kind, layers)
-            for kind in TOKEN_TYPES
-            if (kinds == kind).any()
-        ),
+        by_position=by_position(scores),
+        by_type=text.by_type(scores, given),
     )
-
-
-def _group(name: str, scores: TokenScores, chosen: np.ndarray, layers: int) -> GroupRow:
-    return GroupRow(
-        group=name,
-        num_tokens=int(chosen.sum()),
-        loss=float(scores.nats[chosen].mean()),
-        executed_share=float(scores.executed[chosen].mean()) / layers,
-    )
-
-
-def _bucket_name(power: int) -> str:
-    """Positions 2^k - 1 up to 2^(k+1) - 2: how many tokens were read before, from 0."""
-    first, last = 2**power - 1, 2 ** (power + 1) - 2
-    return str(first) if first == last else f"{first} to {last}"
 
 
 def _fingerprint(documents: Sequence[Document]) -> str:

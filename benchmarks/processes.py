@@ -7,16 +7,16 @@ operating system. The model must be in the cache: the first run, which fetches i
 """
 
 import argparse
-import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from pydoc_data import topics
+
+from rows import row
 
 
 def run(arguments: list[str]) -> tuple[float, float]:
@@ -28,22 +28,6 @@ def run(arguments: list[str]) -> tuple[float, float]:
     if status != 0:
         raise SystemExit(f"{arguments} ended with {status}")
     return seconds, usage.ru_maxrss / 1024
-
-
-def row(name: str, values: list[float], **more: object) -> None:
-    print(
-        json.dumps(
-            {
-                "figure": name,
-                "median": round(statistics.median(values), 3),
-                "min": round(min(values), 3),
-                "max": round(max(values), 3),
-                "runs": len(values),
-                **more,
-            }
-        ),
-        flush=True,
-    )
 
 
 def main() -> None:

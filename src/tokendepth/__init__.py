@@ -12,11 +12,18 @@ if TYPE_CHECKING:
     from tokendepth.adapters.huggingface import HuggingFaceView, Parts, find_view
     from tokendepth.adapters.load import Loaded, load
     from tokendepth.adapters.view import View
+    from tokendepth.comparison.result import Comparison
+    from tokendepth.comparison.runs import compare
     from tokendepth.depth.base import Context, Policy
     from tokendepth.depth.dense import Dense
     from tokendepth.depth.fixed_exit import FixedExit
     from tokendepth.depth.random_keep import RandomKeep
-    from tokendepth.errors import FetchError, NonFiniteError
+    from tokendepth.engine.bench_result import Benchmark
+    from tokendepth.engine.benchmark import benchmark
+    from tokendepth.errors import CausalityError, FetchError, NonFiniteError
+    from tokendepth.evaluation.causality import probe
+    from tokendepth.evaluation.evaluate import evaluate
+    from tokendepth.evaluation.result import Evaluation
     from tokendepth.measure.capture import capture
     from tokendepth.measure.depth_map import DepthMap
     from tokendepth.measure.lens import Lens
@@ -24,13 +31,18 @@ if TYPE_CHECKING:
     from tokendepth.measure.settling import Rule
     from tokendepth.models.config import DecoderConfig
     from tokendepth.models.convert import from_transformers
+    from tokendepth.models.cost import Ledger, ledger
     from tokendepth.models.decoder import Decoder, DecoderOutput, load_decoder
     from tokendepth.models.schedule import looped, stack
+    from tokendepth.models.slots import slots_of
     from tokendepth.nn.cache import Cache
     from tokendepth.types import Decision, Plan, Schedule, Span
 
 _HOME = {
+    "Benchmark": "engine.bench_result",
     "Cache": "nn.cache",
+    "CausalityError": "errors",
+    "Comparison": "comparison.result",
     "Context": "depth.base",
     "Decision": "types",
     "Decoder": "models.decoder",
@@ -38,9 +50,11 @@ _HOME = {
     "DecoderOutput": "models.decoder",
     "Dense": "depth.dense",
     "DepthMap": "measure.depth_map",
+    "Evaluation": "evaluation.result",
     "FetchError": "errors",
     "FixedExit": "depth.fixed_exit",
     "HuggingFaceView": "adapters.huggingface",
+    "Ledger": "models.cost",
     "Lens": "measure.lens",
     "Loaded": "adapters.load",
     "MapInterrupted": "measure.mapping",
@@ -54,18 +68,27 @@ _HOME = {
     "Schedule": "types",
     "Span": "types",
     "View": "adapters.view",
+    "benchmark": "engine.benchmark",
     "capture": "measure.capture",
+    "compare": "comparison.runs",
+    "evaluate": "evaluation.evaluate",
     "find_view": "adapters.huggingface",
     "from_transformers": "models.convert",
+    "ledger": "models.cost",
     "load": "adapters.load",
     "load_decoder": "models.decoder",
     "looped": "models.schedule",
     "map": "measure.mapping",
+    "probe": "evaluation.causality",
+    "slots_of": "models.slots",
     "stack": "models.schedule",
 }
 
 __all__ = [
+    "Benchmark",
     "Cache",
+    "CausalityError",
+    "Comparison",
     "Context",
     "Decision",
     "Decoder",
@@ -73,9 +96,11 @@ __all__ = [
     "DecoderOutput",
     "Dense",
     "DepthMap",
+    "Evaluation",
     "FetchError",
     "FixedExit",
     "HuggingFaceView",
+    "Ledger",
     "Lens",
     "Loaded",
     "MapInterrupted",
@@ -90,13 +115,19 @@ __all__ = [
     "Span",
     "View",
     "__version__",
+    "benchmark",
     "capture",
+    "compare",
+    "evaluate",
     "find_view",
     "from_transformers",
+    "ledger",
     "load",
     "load_decoder",
     "looped",
     "map",
+    "probe",
+    "slots_of",
     "stack",
 ]
 

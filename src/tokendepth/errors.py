@@ -7,3 +7,7 @@ class FetchError(OSError):
 
 class NonFiniteError(ArithmeticError):
     """A weight, state or logit is NaN or infinite. The message names layer, dtype and batch."""
+
+
+class CausalityError(RuntimeError):
+    """A model sees later tokens though its policy says that it does not; no score is given."""

@@ -117,6 +117,9 @@ class Decision:
     """Factor on the update, by the policy's `gates` on each residual add or on the whole span."""
     penalty: Mapping[str, Float[Tensor, "batch seq"]] = field(default_factory=dict)
     """Named costs per token; the objective masks, sums and divides."""
+    margin: Float[Tensor, "batch seq"] | None = None
+    """How far what was compared lies from its threshold, in its own units; rounding can turn a
+    decision with a margin near zero. Reported, never acted on."""
 
 
 PLAIN = Decision()

@@ -232,7 +232,7 @@ def test_a_full_disk_while_writing_keeps_the_old_result(
     def full(path: Path, parts: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("tokendepth.reporting.files.write_aside", full)
+    monkeypatch.setattr("tokendepth.measure.depth_map.write_aside", full)
     code, message = run("map", "to be", "--model", str(model_folder), "--html", "kept.html")
     assert code == 1
     assert "No space left on device" in message

@@ -24,7 +24,10 @@ class UpdateGate(Policy):
         if context.routing == "soft":
             return Decision(weight=weight, penalty=cost), state
         weight = weight if context.routing == "hard_soft" else None
-        return Decision(keep=keep, weight=weight, penalty=cost), state
+        return Decision(keep=keep, weight=weight, penalty=cost, margin=logit), state
+
+    def flops(self, *, tokens, spans):
+        return 2 * self.router.in_features * tokens * spans
 
 
 class SpanGate(Policy):
@@ -41,7 +44,10 @@ class SpanGate(Policy):
         logit = self.router(context.attention_input()).squeeze(-1) - self.shift
         weight = None if context.routing == "hard" else torch.sigmoid(logit)
         keep = None if context.routing == "soft" else logit > 0
-        return Decision(keep=keep, weight=weight), state
+        return Decision(keep=keep, weight=weight, margin=logit), state
+
+    def flops(self, *, tokens, spans):
+        return 2 * self.router.in_features * tokens * spans
 
 
 class ExitNorms(nn.Module):
@@ -70,7 +76,9 @@ class StickyExit(Policy):
     def decide(self, span, hidden, state, context):
         best = context.read(state).softmax(-1).amax(-1)
         go_on = torch.zeros_like(state).masked_scatter(state, best < self.confidence)
-        return Decision(keep=go_on), go_on
+        far = torch.full_like(state, torch.inf, dtype=best.dtype)
+        margin = far.masked_scatter(state, best - self.confidence)
+        return Decision(keep=go_on, margin=margin), go_on
 
 
 class HaltByReadOut(Policy):
@@ -112,6 +120,10 @@ class UpFront(Policy):
         depth, number = state
         return Decision(keep=depth >= number), (depth, number + 1)
 
+    def flops(self, *, tokens, spans):
+        del spans  # once, from the first state
+        return 2 * self.router.in_features * self.router.out_features * tokens
+
 
 class BatchTopK(Policy):
     """The highest scores of the whole batch run: not causal."""
@@ -130,6 +142,9 @@ class BatchTopK(Policy):
         count = int(self.share * context.mask.sum())
         least = score.flatten().topk(max(count, 1)).values[-1]
         return Decision(keep=score >= least), state
+
+    def flops(self, *, tokens, spans):
+        return 2 * self.router.in_features * tokens * spans
 
 
 class Peek(Policy):

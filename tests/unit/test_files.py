@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokendepth.reporting.files import check_writable, write_aside
+from tokendepth.files import check_writable, write_aside
 
 
 def _names(folder: Path) -> list[str]:

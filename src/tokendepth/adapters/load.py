@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tokendepth import __version__
 from tokendepth.adapters.decoder import DecoderView
 from tokendepth.adapters.huggingface import Parts, find_view
 from tokendepth.adapters.view import View
@@ -61,6 +62,20 @@ class Loaded:
             decoder.schedule = schedule
         visits = len(decoder.schedule.visits)
         return replace(self, model=decoder, title=f"{self.title}, own decoder, {visits} visits")
+
+    def facts(self) -> dict[str, Any]:
+        """What a result says of how it was measured: versions, weights, dtype and device."""
+        import transformers
+
+        weight = next(self.model.parameters())
+        return {
+            "tokendepth": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "weights_sha256": self.weights_hash,
+            "dtype": str(weight.dtype).removeprefix("torch."),
+            "device": str(weight.device),
+        }
 
     @cached_property
     def weights_hash(self) -> str:

@@ -12,11 +12,17 @@ from typing import Annotated
 import tyro
 
 from tokendepth import __version__
+from tokendepth.cli.benchmark import BenchmarkCommand
+from tokendepth.cli.compare import CompareCommand
+from tokendepth.cli.evaluate import EvaluateCommand
 from tokendepth.cli.list import ListCommand
 from tokendepth.cli.map import MapCommand
 
 Command = (
     Annotated[MapCommand, tyro.conf.subcommand("map")]
+    | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
+    | Annotated[BenchmarkCommand, tyro.conf.subcommand("benchmark")]
+    | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
     | Annotated[ListCommand, tyro.conf.subcommand("list")]
 )
 

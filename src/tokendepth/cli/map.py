@@ -3,31 +3,19 @@
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
 from tyro.conf import OmitArgPrefixes, Positional
 
 from tokendepth.adapters.huggingface import Parts
+from tokendepth.cli.progress import progress
 from tokendepth.measure.mapping import MapOptions
 
 if TYPE_CHECKING:
     from tokendepth.measure.depth_map import DepthMap
-    from tokendepth.measure.mapping import OnProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +42,8 @@ class MapCommand:
     def run(self) -> int:
         """Map, print and write. Returns the exit code."""
         from tokendepth.adapters.load import load
+        from tokendepth.files import check_writable
         from tokendepth.measure.mapping import MapInterrupted, map
-        from tokendepth.reporting.files import check_writable
 
         self.measure.check()
         names, texts = self._documents()
@@ -74,7 +62,7 @@ class MapCommand:
         )
         code, partial = 0, jsonl.with_name(f"{jsonl.name}.partial")
         try:
-            with _progress(errors) as on_progress:
+            with progress(errors, "mapping", "tokens") as on_progress:
                 result = map(
                     texts,
                     loaded,
@@ -145,31 +133,6 @@ def quiet_transformers() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-
-
-class _Rate(ProgressColumn):
-    """Tokens per second, once there is one."""
-
-    def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None else f"{task.speed:.0f}/s,")
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator["OnProgress"]:
-    """A bar on standard error with the rate and the time left."""
-    bar = Progress(
-        TextColumn("mapping"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("tokens"),
-        _Rate(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("mapping", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(result: "DepthMap", html: Path) -> None:

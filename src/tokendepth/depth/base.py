@@ -90,6 +90,8 @@ class Policy(nn.Module, ABC):
     """What it can do; the first is the default."""
     sticky: ClassVar[bool] = False
     """Once not kept, never kept again: the driver sees to it."""
+    control: ClassVar[bool] = False
+    """Learns nothing: a bar that a learned policy must clear. Comparisons mark it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,6 +102,14 @@ class Policy(nn.Module, ABC):
         """False if a decision looks at later tokens or at other rows."""
         del routing
         return True
+
+    def flops(self, *, tokens: int, spans: int) -> int:
+        """What deciding costs for so many tokens over so many routed spans, read-outs apart.
+
+        Matrix products of the router, a multiply-add being 2.
+        """
+        del tokens, spans
+        return 0
 
     def start(self, hidden: Float[Tensor, "batch seq dim"], context: Context) -> State:
         """What to remember from the first routed span on."""

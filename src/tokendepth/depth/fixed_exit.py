@@ -21,6 +21,7 @@ class FixedExit(Policy):
     """
 
     sticky = True
+    control = True
 
     def __init__(self, depth: int | Int[Tensor, " batch"] | Int[Tensor, "batch seq"]) -> None:
         super().__init__()

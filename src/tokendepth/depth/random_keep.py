@@ -16,6 +16,8 @@ class RandomKeep(Policy):
         seed: of the draws; the same text under the same row key always draws the same.
     """
 
+    control = True
+
     def __init__(self, share: float, seed: int = 0) -> None:
         super().__init__()
         if not 0.0 <= share <= 1.0:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from tokendepth.files import write_aside
 from tokendepth.measure.settling import DEFAULT_THRESHOLDS, Rule
 from tokendepth.measure.statistics import Estimate, mean_over_tokens
+from tokendepth.result import Result
 from tokendepth.text.token_types import TOKEN_TYPES, TokenType
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class RuleRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthMap:
+class DepthMap(Result):
     """The depth of every token, with what it was read from. Arrays are in reading order."""
 
     model: str
@@ -225,22 +227,9 @@ class DepthMap:
 
         return depth_page(self)
 
-    def _repr_html_(self) -> str:
-        from tokendepth.reporting.html import framed
-
-        return framed(self.page())
-
     def write_jsonl(self, path: Path) -> None:
         """Write one row a token; an existing file is replaced only when the new one is whole."""
-        from tokendepth.reporting.files import write_aside
-
         write_aside(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows()))
-
-    def write_html(self, path: Path) -> None:
-        """Write the page; an existing file is replaced only when the new one is whole."""
-        from tokendepth.reporting.files import write_aside
-
-        write_aside(path, [self.page()])
 
 
 def _rounded(values: np.ndarray) -> list[float]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokendepth import __version__
 from tokendepth.adapters.load import Loaded, load
 from tokendepth.adapters.view import View, check_ids
 from tokendepth.measure.capture import capture
@@ -24,7 +23,7 @@ from tokendepth.measure.settling import (
     rule_holds,
     settle,
 )
-from tokendepth.text.documents import Document, Window, tokenize, windows
+from tokendepth.text.documents import Document, Window, tokenize_all, windows
 from tokendepth.text.pieces import Pieces
 from tokendepth.text.token_types import token_type
 
@@ -101,17 +100,8 @@ def map(
     """
     given = MapOptions(**options)
     given.check()
-    texts = [texts] if isinstance(texts, str) else list(texts)
-    if not texts:
-        raise ValueError("texts: got none; give at least one text")
     loaded = model if isinstance(model, Loaded) else load(model)
-    if names is not None and len(names) != len(texts):
-        raise ValueError(f"names: got {len(names)} for {len(texts)} texts; give one a text")
-    names = names or [f"text {number}" for number in range(1, len(texts) + 1)]
-    documents = [
-        tokenize(name, text, loaded.tokenizer, chat=given.chat, limit=given.limit)
-        for name, text in zip(names, texts, strict=True)
-    ]
+    documents = tokenize_all(texts, loaded.tokenizer, names, chat=given.chat, limit=given.limit)
     return _map_documents(loaded, documents, given, on_progress, resume)
 
 
@@ -255,20 +245,13 @@ def _facts(number: int, documents: list[Document], mapped: list[Window]) -> Docu
 
 
 def _measured(loaded: Loaded, documents: list[Document], options: MapOptions) -> dict[str, Any]:
-    import transformers
-
     view = loaded.view
     before = [
         loaded.tokenizer.convert_ids_to_tokens(one)
         for one in documents[0].ids[: documents[0].num_prefix]
     ]
     return {
-        "tokendepth": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "weights_sha256": loaded.weights_hash,
-        "dtype": str(view.dtype).removeprefix("torch."),
-        "device": str(view.device),
+        **loaded.facts(),
         "read_out": view.describe(),
         "max_positions": view.max_positions,
         "special_tokens": (

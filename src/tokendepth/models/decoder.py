@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tokendepth.depth.base import Context, Policy, Turns, check_routing, unread, unwatched
 from tokendepth.depth.dense import Dense
-from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.depth.execute import ExecutorName
 from tokendepth.models.config import DecoderConfig, read_config
 from tokendepth.models.schedule import stack
 from tokendepth.models.walk import Record, Walk
@@ -149,7 +149,7 @@ class Decoder(nn.Module):
         context = self._context(input_ids, attention_mask, cache, order, row_keys)
         context.routing = check_routing(chosen, routing)
         context.gates = chosen.gates if plan is None else plan.gates
-        walk = Walk(self, chosen, plan, executor_named(executor), context)
+        walk = Walk(self, chosen, plan, executor, context)
         states, hidden = self._states(walk, input_ids, collect)
         if cache is not None:
             cache.seen = _seen(context)
@@ -179,7 +179,7 @@ class Decoder(nn.Module):
         _check_fit(self, self.schedule, wanted)
         context = self._context(input_ids, attention_mask, None, self.schedule, None)
         context.routing, context.gates = self.policy.routings[0], self.policy.gates
-        walk = Walk(self, self.policy, None, executor_named("dense"), context)
+        walk = Walk(self, self.policy, None, "dense", context)
         return self._states(walk, input_ids, wanted, until=max(wanted))[0]
 
     def _states(

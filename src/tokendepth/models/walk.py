@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tokendepth.depth.base import Context, Policy, kept_rows, unread, unwatched
-from tokendepth.depth.execute import Executor
+from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.nn.block import Block
 from tokendepth.numerics import keyed_normal
 from tokendepth.types import PLAIN, Decision, Gates, Plan, Schedule, Span
@@ -29,11 +29,12 @@ class Walk:
         decoder: "Decoder",
         policy: Policy,
         plan: Plan | None,
-        executor: Executor,
+        executor: ExecutorName,
         context: Context,
     ) -> None:
         self.decoder, self.policy = decoder, policy
-        self.executor, self.context = executor, context
+        self.executor_name: ExecutorName = executor
+        self.executor, self.context = executor_named(executor), context
         self.blocks: list[Block] = list(decoder.blocks)  # pyright: ignore[reportAttributeAccessIssue]
         self.replayed = (
             None
@@ -42,6 +43,7 @@ class Walk:
         )
         self.decisions: list[Decision] = []
         self.checked: list[Tensor] = []
+        self.checked_before: list[int] = []
         self.state: Any = context.previous
         self.alive: Tensor | None = None
         self.hidden: Tensor | None = None
@@ -113,6 +115,7 @@ class Walk:
             hidden = self.executor(span, self._blocks(span), hidden, hidden, decision, context)
         self.context.padded_queries = context.padded_queries
         self.checked.append(marked)
+        self.checked_before.append(before)
         read = self.policy.read_out or self.decoder.read_out
         return read(hidden[marked], self._depth_so_far()[marked])
 
@@ -134,6 +137,9 @@ class Walk:
             decisions=tuple(self.decisions),
             gates=context.gates,
             checked=tuple(self.checked),
+            checked_before=tuple(self.checked_before),
+            policy=self.policy if self.replayed is None else None,
+            executor=self.executor_name,
         )
 
 
@@ -148,6 +154,12 @@ class Record:
     decisions: tuple[Decision, ...]
     gates: Gates
     checked: tuple[Bool[Tensor, "batch seq"], ...]
+    """Rows of each read-out on the way."""
+    checked_before: tuple[int, ...]
+    """The span before which each was made."""
+    policy: Policy | None
+    """Who decided; None where a plan was replayed."""
+    executor: ExecutorName
 
     def checks(self) -> Bool[Tensor, "batch seq check"]:
         """Which rows each read-out on the way was made for."""

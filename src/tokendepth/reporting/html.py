@@ -1,17 +1,14 @@
-"""A depth map as one HTML file: no server, no network, nothing beside it."""
+"""The page of a depth map."""
 
-import html as markup
-import io
 from typing import Any
 
-import matplotlib
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tokendepth.measure.depth_map import DepthMap
 from tokendepth.measure.settling import MEANINGS
 from tokendepth.reporting.colours import depth_colours
 from tokendepth.reporting.figures import depth_figure
+from tokendepth.reporting.page import render, svg
 from tokendepth.reporting.table import interval
 from tokendepth.reporting.terminal import notes
 from tokendepth.text.pieces import visible
@@ -22,31 +19,18 @@ MAX_TOKENS = 4000
 
 def depth_page(result: DepthMap) -> str:
     """The page: text coloured by depth, details of a token on hover, tables and figures."""
-    environment = Environment(
-        loader=PackageLoader("tokendepth.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["interval"] = interval
-    environment.filters["visible"] = visible
-    return environment.get_template("depth_map.html.j2").render(
+    return render(
+        "depth_map.html.j2",
+        {"interval": interval, "visible": visible},
         result=result,
         shown=min(result.num_tokens, MAX_TOKENS),
         colours=[depth_colours(depth, result.num_layers) for depth in range(result.num_layers + 1)],
         breaks=_line_breaks(result),
         data=_data(result),
-        figure=_svg(result),
+        figure=svg(depth_figure(result)),
         meanings=MEANINGS,
         notes=list(notes(result)),
     )
-
-
-def framed(page: str) -> str:
-    """The page for a notebook cell, kept apart from the notebook's own styles."""
-    source = markup.escape(page, quote=True)
-    return f'<iframe srcdoc="{source}" style="width:100%;height:640px;border:0"></iframe>'
 
 
 def _data(result: DepthMap) -> dict[str, Any]:
@@ -92,11 +76,3 @@ def _line_breaks(result: DepthMap) -> list[str]:
         else:
             after.append("line" if result.texts[at].endswith("\n") else "")
     return after
-
-
-def _svg(result: DepthMap) -> str:
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tokendepth"}):
-        depth_figure(result).savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue()
-    return svg[svg.index("<svg") :]

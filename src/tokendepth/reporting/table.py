@@ -58,8 +58,8 @@ def rule_table(result: DepthMap) -> Table:
     return table
 
 
-def interval(estimate: Estimate) -> str:
+def interval(estimate: Estimate, digits: int = 2) -> str:
     """The interval in words; a dash where there is none."""
     if estimate.low is None or estimate.high is None:
         return "-"
-    return f"{estimate.low:.2f} to {estimate.high:.2f}"
+    return f"{estimate.low:.{digits}f} to {estimate.high:.{digits}f}"

@@ -110,6 +110,31 @@ def tokenize(
     )
 
 
+def tokenize_all(
+    texts: str | Sequence[str], tokenizer: Any, names: Sequence[str] | None = None, **options: Any
+) -> list[Document]:
+    """One text or several as documents, named `text 1` and so on unless named.
+
+    Args:
+        texts: one text, or several.
+        tokenizer: a tokenizer of transformers.
+        names: what to call them.
+        options: of `tokenize`.
+
+    Raises:
+        ValueError: no texts, an empty one, or another number of names.
+    """
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    if not texts:
+        raise ValueError("texts: got none; give at least one text")
+    if names is not None and len(names) != len(texts):
+        raise ValueError(f"names: got {len(names)} for {len(texts)} texts; give one a text")
+    names = names or [f"text {number}" for number in range(1, len(texts) + 1)]
+    return [
+        tokenize(name, text, tokenizer, **options) for name, text in zip(names, texts, strict=True)
+    ]
+
+
 def windows(documents: Sequence[Document], max_positions: int | None) -> Iterator[Window]:
     """Cut documents longer than the model's positions into windows that do not overlap.
 

@@ -1,0 +1,99 @@
+"""`tokendepth benchmark`: what skipping saves in seconds, beside what FLOPs promise."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+from tyro.conf import OmitArgPrefixes, Positional
+
+from tokendepth.cli.documents import texts_of
+from tokendepth.cli.map import quiet_transformers
+from tokendepth.cli.progress import progress
+from tokendepth.cli.results import check_outputs, finish
+from tokendepth.engine.benchmark import BenchmarkOptions
+
+if TYPE_CHECKING:
+    from tokendepth.adapters.load import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkCommand:
+    """Time prefill, decoding and training steps of the executors against the dense model."""
+
+    model: Positional[str | None] = None
+    """A run, a name of `tokendepth list`, a folder, or a hub name; none with --synthetic."""
+    synthetic: bool = False
+    """Random weights of --width and --layers instead, with given decisions."""
+    width: int = 256
+    """Of the synthetic model."""
+    layers: int = 6
+    """Of the synthetic model."""
+    vocab: int = 65
+    """Of the synthetic model."""
+    file: tuple[Path, ...] = ()
+    """UTF-8 text to run on; random tokens unless given, on which a policy decides nothing real."""
+    benchmark: Annotated[BenchmarkOptions, OmitArgPrefixes] = field(
+        default_factory=BenchmarkOptions
+    )
+    dtype: str = "float32"
+    """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:N or mps."""
+    html: Path | None = None
+    """Where to write the page; none unless given."""
+    json: Path | None = None
+    """Where to write the whole result; none unless given."""
+
+    def run(self) -> int:
+        """Time, print and write. Returns the exit code."""
+        import torch
+
+        from tokendepth.engine.benchmark import benchmark_on
+        from tokendepth.text.documents import tokenize_all
+
+        self.benchmark.check()
+        check_outputs(self.html, self.json)
+        names, texts = texts_of(self.file) if self.file else ([], [])
+        # The profiler prints to standard error when it starts and stops.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        errors = Console(stderr=True, highlight=False)
+        loaded = self._load(errors)
+        ids = None
+        if self.file:
+            documents = tokenize_all(texts, loaded.tokenizer, names)
+            ids = torch.tensor([one for document in documents for one in document.ids])
+        with progress(errors, "timing", "comparisons") as on_progress:
+            result = benchmark_on(loaded, self.benchmark, ids=ids, on_progress=on_progress)
+        finish(result, self.html, self.json)
+        return 0
+
+    def _load(self, errors: Console) -> "Loaded":
+        from tokendepth.adapters.load import Loaded, load
+        from tokendepth.engine.benchmark import synthetic
+        from tokendepth.numerics import resolve_device, resolve_dtype
+
+        if self.synthetic == (self.model is not None):
+            raise ValueError(
+                "model: give either a model or --synthetic, and not both; for example\n"
+                "  tokendepth benchmark smollm2 --alpha 0.5\n"
+                "  tokendepth benchmark --synthetic --width 256 --layers 6 --alpha 0.726"
+            )
+        if self.model is not None:
+            quiet_transformers()
+            return load(
+                self.model,
+                self.dtype,
+                self.device,
+                say=lambda message: errors.print(message, markup=False),
+            )
+        if self.file:
+            raise ValueError("file: a synthetic model has no tokenizer; leave --file out")
+        device = resolve_device(self.device)
+        decoder = synthetic(self.width, self.layers, self.vocab, self.benchmark.seed)
+        return Loaded(
+            title=f"random weights, width {self.width}, {self.layers} layers",
+            model=decoder.to(device, resolve_dtype(self.dtype, device)),
+            tokenizer=None,
+        )

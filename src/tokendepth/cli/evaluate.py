@@ -1,0 +1,56 @@
+"""`tokendepth evaluate`: how well a model predicts a text, and how deep it goes for that."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from tyro.conf import OmitArgPrefixes, Positional
+
+from tokendepth.cli.documents import texts_of
+from tokendepth.cli.map import quiet_transformers
+from tokendepth.cli.progress import progress
+from tokendepth.cli.results import check_outputs, finish
+from tokendepth.evaluation.evaluate import EvaluateOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand:
+    """Probe a model for causality, then score every token of a text under each routing."""
+
+    model: Positional[str] = "smollm2"
+    """A run, a name of `tokendepth list`, a folder, or a hub name."""
+    file: tuple[Path, ...] = ()
+    """UTF-8 text files; each is a document."""
+    evaluate: Annotated[EvaluateOptions, OmitArgPrefixes] = field(default_factory=EvaluateOptions)
+    dtype: str = "float32"
+    """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:N or mps."""
+    html: Path | None = None
+    """Where to write the page; none unless given."""
+    json: Path | None = None
+    """Where to write the whole result; none unless given."""
+
+    def run(self) -> int:
+        """Evaluate, print and write. Returns the exit code."""
+        from tokendepth.adapters.load import load
+        from tokendepth.evaluation.evaluate import evaluate
+
+        self.evaluate.check()
+        check_outputs(self.html, self.json)
+        names, texts = texts_of(self.file)
+        errors = Console(stderr=True, highlight=False)
+        quiet_transformers()
+        loaded = load(
+            self.model,
+            self.dtype,
+            self.device,
+            say=lambda message: errors.print(message, markup=False),
+        )
+        with progress(errors, "evaluating", "tokens") as on_progress:
+            result = evaluate(
+                texts, loaded, names=names, on_progress=on_progress, **vars(self.evaluate)
+            )
+        finish(result, self.html, self.json)
+        return 0

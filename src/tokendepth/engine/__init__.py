@@ -1,0 +1,1 @@
+"""Running models: how fast they are, and what makes them slow."""

@@ -1,0 +1,265 @@
+"""Seconds, FLOPs and memory of sparse execution against the dense model, side by side."""
+
+import copy
+import dataclasses
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tokendepth.adapters.load import Loaded, load
+from tokendepth.depth.dense import Dense
+from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.engine.bench_result import Benchmark, BenchmarkRow, verdict
+from tokendepth.engine.breakdown import Profile, parts_of, profiled
+from tokendepth.engine.phases import DENSE, PHASES, Decisions, Phase, Work, given_plan, work
+from tokendepth.engine.timing import Spread, paired
+from tokendepth.models.config import DecoderConfig
+from tokendepth.models.decoder import Decoder
+from tokendepth.text.documents import tokenize
+
+GIVEN_ALPHA = 0.5
+"""Where a policy skips nothing of itself and no `alpha` is given."""
+
+OnProgress = Callable[[int, int], None]
+"""Told (comparisons done, comparisons in all)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions:
+    """What to time and how."""
+
+    phase: tuple[Phase, ...] = PHASES
+    """prefill: a whole text; decode: one token after it; train: forward, backward and AdamW."""
+    batch: tuple[int, ...] = (1, 8, 64)
+    """Sequences at once."""
+    length: int = 256
+    """Tokens of each sequence."""
+    executor: tuple[ExecutorName, ...] = ("gathered", "feed_forward")
+    """What is timed against the dense model."""
+    alpha: tuple[float, ...] = ()
+    """Given decisions: each token runs each routed span with this chance. Several show where
+    sparse execution begins to pay. Without it the policy decides."""
+    seconds: float = 5.0
+    """Spent on the rounds of each comparison, at least 7 of them."""
+    seed: int = 0
+    """Of given decisions, random weights and tokens, and the order of arms."""
+
+    def check(self) -> None:
+        """Raise a `ValueError` that names the first option out of its range."""
+        for name in ("phase", "batch", "executor"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: got none; give at least one")
+        for name in self.executor:
+            executor_named(name)
+        for value in (*self.batch, self.length - 1):
+            if value < 1:
+                raise ValueError(
+                    f"batch, length: got {self.batch} and {self.length}; a batch is at least 1, a "
+                    "length at least 2"
+                )
+        for value in self.alpha:
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"alpha: got {value}; it must lie between 0 and 1")
+        if self.seconds <= 0:
+            raise ValueError(f"seconds: got {self.seconds}; it must be above 0")
+
+
+def benchmark(
+    model: str | Path | Loaded,
+    *,
+    text: str | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+    **options: Any,
+) -> Benchmark:
+    """Time executors against the dense model.
+
+    Args:
+        model: what `tokendepth.load` takes, or what it returned; it is not changed.
+        text: to run on, repeated as needed; random tokens by default, on which a policy decides
+            nothing real.
+        on_progress: told (comparisons done, comparisons in all).
+        options: the fields of `BenchmarkOptions`.
+
+    Raises:
+        ValueError: an option out of its range, or a family without a decoder here.
+    """
+    given = BenchmarkOptions(**options)
+    given.check()
+    loaded = model if isinstance(model, Loaded) else load(model)
+    ids = None
+    if text is not None:
+        ids = torch.tensor(tokenize("text", text, loaded.tokenizer).ids)
+    return benchmark_on(loaded, given, ids=ids, on_progress=on_progress)
+
+
+def benchmark_on(
+    loaded: Loaded,
+    options: BenchmarkOptions,
+    *,
+    ids: Int[Tensor, " token"] | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Benchmark:
+    """The same for a model and text at hand.
+
+    Args:
+        loaded: a model with a decoder here, under its own schedule and policy; it is not changed.
+        options: what to time and how.
+        ids: text to run on, repeated as needed; random tokens by default. What a policy decides
+            on random tokens says little.
+        on_progress: told (comparisons done, comparisons in all).
+
+    Raises:
+        ValueError: an option out of its range, or a length beyond the model's positions.
+    """
+    options.check()
+    decoder = loaded.decoder
+    limit = decoder.config.max_positions
+    if limit is not None and options.length > limit:
+        raise ValueError(f"length: got {options.length}; the model has {limit} positions")
+    alphas: Sequence[float | None] = options.alpha or (
+        (GIVEN_ALPHA,) if isinstance(decoder.policy, Dense) else (None,)
+    )
+    cases: list[tuple[Phase, int, float | None]] = [
+        (phase, batch, alpha)
+        for phase in options.phase
+        for batch in options.batch
+        for alpha in alphas
+    ]
+    trained = copy.deepcopy(decoder).train() if "train" in options.phase else decoder
+    rows: list[BenchmarkRow] = []
+    for number, (phase, batch, alpha) in enumerate(cases):
+        on_progress(number, len(cases))
+        model = trained if phase == "train" else decoder
+        tokens = _tokens(decoder, batch, options, ids)
+        rows += _compare(phase, model, tokens, alpha, options)
+    on_progress(len(cases), len(cases))
+    return Benchmark(
+        model=loaded.title,
+        policy="given decisions" if alphas[0] is not None else type(decoder.policy).__name__,
+        rows=tuple(rows),
+        measured={
+            **loaded.facts(),
+            **_machine(decoder.embedding.weight.device),
+            **dataclasses.asdict(options),
+            "text": "random tokens" if ids is None else f"{len(ids)} tokens",
+        },
+    )
+
+
+def synthetic(width: int, layers: int, vocab_size: int, seed: int) -> Decoder:
+    """A decoder of that size with random weights: heads of 64, feed-forward of 4 x width."""
+    head_dim = min(64, width)
+    if width % head_dim:
+        raise ValueError(f"width: got {width}; take a multiple of {head_dim}")
+    config = DecoderConfig(
+        vocab_size=vocab_size,
+        width=width,
+        num_blocks=layers,
+        num_heads=width // head_dim,
+        num_key_value_heads=width // head_dim,
+        head_dim=head_dim,
+        inner_width=4 * width,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Decoder(config).eval()
+
+
+def _tokens(
+    decoder: Decoder, batch: int, options: BenchmarkOptions, ids: Tensor | None
+) -> Int[Tensor, "batch seq"]:
+    shape, device = (batch, options.length), decoder.embedding.weight.device
+    if ids is None:
+        generator = torch.Generator().manual_seed(options.seed)
+        return torch.randint(decoder.config.vocab_size, shape, generator=generator).to(device)
+    times = -(-batch * options.length // len(ids))
+    return ids.repeat(times)[: batch * options.length].view(shape).to(device)
+
+
+def _compare(
+    phase: Phase,
+    decoder: Decoder,
+    ids: Int[Tensor, "batch seq"],
+    alpha: float | None,
+    options: BenchmarkOptions,
+) -> list[BenchmarkRow]:
+    """One dense arm, the same once more as the measure of noise, and every executor."""
+    device = ids.device
+    decisions = Decisions(routing=_routing(decoder))
+    if alpha is not None:
+        plan = given_plan(decoder, len(ids), ids.shape[1], alpha, options.seed)
+        decisions = Decisions(plan=plan)
+    works = {
+        "reference": work(phase, decoder, ids, DENSE),
+        "dense": work(phase, decoder, ids, DENSE),
+    }
+    works |= {name: work(phase, decoder, ids, decisions.options(name)) for name in options.executor}
+    arms = {name: one.arm for name, one in works.items()}
+    seconds = paired(arms, device, budget=options.seconds, seed=options.seed)
+    profiles = {name: profiled(arm, decoder.config, device) for name, arm in arms.items()}
+    noise = Spread.of(seconds["reference"] / seconds["dense"])
+    return [
+        _row(phase, alpha, ids, name, works, seconds, profiles, noise)
+        for name in ("dense", *options.executor)
+    ]
+
+
+def _row(
+    phase: Phase,
+    alpha: float | None,
+    ids: Int[Tensor, "batch seq"],
+    name: str,
+    works: Mapping[str, Work],
+    seconds: Mapping[str, np.ndarray],
+    profiles: Mapping[str, Profile],
+    noise: Spread,
+) -> BenchmarkRow:
+    """One arm against the reference."""
+    speedup = Spread.of(seconds["reference"] / seconds[name])
+    took, dense = Spread.of(seconds[name]), Spread.of(seconds["reference"])
+    cost = works[name].cost(False)
+    projected = works["reference"].cost(False).total_flops / cost.total_flops
+    parts = parts_of(
+        took.median,
+        profiles[name],
+        dense.median,
+        profiles["reference"],
+        lambda which, computed: works["reference" if which == "dense" else name].cost(computed),
+    )
+    return BenchmarkRow(
+        phase=phase,
+        batch=len(ids),
+        length=ids.shape[1],
+        alpha=alpha,
+        executor=name,
+        control=name == "dense",
+        seconds=took,
+        dense_seconds=dense.median,
+        speedup=speedup,
+        flops_speedup=projected,
+        executed_share=cost.executed_share,
+        peak_bytes=profiles[name].peak_bytes,
+        dense_peak_bytes=profiles["reference"].peak_bytes,
+        gathered_bytes=cost.gathered_bytes,
+        rounds=len(seconds[name]),
+        verdict=verdict(name, speedup, projected, noise, parts),
+        parts=parts,
+    )
+
+
+def _routing(decoder: Decoder) -> str:
+    """Hard routing is what saves work; a policy without it has its default."""
+    routings = decoder.policy.routings
+    return "hard" if "hard" in routings else routings[0]
+
+
+def _machine(device: torch.device) -> dict[str, object]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {"machine": name or platform.machine(), "threads": torch.get_num_threads()}

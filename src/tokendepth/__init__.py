@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tokendepth.models.cost import Ledger, ledger
     from tokendepth.models.decoder import Decoder, DecoderOutput, load_decoder
     from tokendepth.models.schedule import looped, stack
-    from tokendepth.models.slots import slots_of
     from tokendepth.nn.cache import Cache
     from tokendepth.types import Decision, Plan, Schedule, Span
 
@@ -80,7 +79,6 @@ _HOME = {
     "looped": "models.schedule",
     "map": "measure.mapping",
     "probe": "evaluation.causality",
-    "slots_of": "models.slots",
     "stack": "models.schedule",
 }
 
@@ -127,7 +125,6 @@ __all__ = [
     "looped",
     "map",
     "probe",
-    "slots_of",
     "stack",
 ]
 

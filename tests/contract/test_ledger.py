@@ -8,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.contract.cases import CASES, EXECUTORS, KEYS, SCHEDULES, SKIPPING, build, ragged, rotated
 from tokendepth.models.cost import LINES, dense_twin, ledger
-from tokendepth.models.slots import slots_of
 
 SIZES = {"once": (12,), "chunks": (5, 1, 6)}
 
@@ -31,7 +30,7 @@ def calls(case, executor, cut, *, padded=True):
     start = 0
     for size in SIZES[cut]:
         part = slice(start, start + size)
-        before = {} if cache is None else slots_of(cache)
+        before = {} if cache is None else cache.tracks
         counter = FlopCounterMode(display=False)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
             output = decoder(

@@ -22,6 +22,7 @@ from tokendepth.nn.block import Block, Norms
 from tokendepth.nn.cache import Cache
 from tokendepth.nn.feed_forward import FeedForward
 from tokendepth.nn.rotary import Rotary
+from tokendepth.nn.track import EMPTY
 from tokendepth.types import Decision, Plan, Schedule
 
 
@@ -99,9 +100,14 @@ class Decoder(nn.Module):
             nn.Linear(2 * config.width, config.width, bias=False) if config.adapter else None
         )
 
-    def cache(self) -> Cache:
-        """An empty cache under this decoder's rule for keys and values of skipped rows."""
-        return Cache(rule=self.config.key_value_rule)
+    def cache(self, *, room: int = 0, rewind: int = 0) -> Cache:
+        """An empty cache under this decoder's rule for keys and values of skipped rows.
+
+        Args:
+            room: tokens to make place for at once; it grows beyond them.
+            rewind: how many tokens `crop` must be able to take back where blocks have windows.
+        """
+        return Cache(self.config.key_value_rule, room, rewind)
 
     def read_out(
         self, rows: Float[Tensor, "row dim"], depth: Int[Tensor, " row"] | None = None
@@ -152,8 +158,8 @@ class Decoder(nn.Module):
         walk = Walk(self, chosen, plan, executor, context)
         states, hidden = self._states(walk, input_ids, collect)
         if cache is not None:
-            cache.seen = _seen(context)
-            cache.policy_state = walk.state
+            cache.advance(context.mask, full=context.full)
+            cache.memory = walk.memory()
         record = walk.record()
         flat = hidden.flatten(0, 1)
         if chosen.read_out is None:
@@ -242,6 +248,7 @@ class Decoder(nn.Module):
         _check_shapes(input_ids, attention_mask, row_keys)
         _check_cache(self, cache, len(input_ids))
         seen = None if cache is None else cache.seen
+        full = attention_mask is None or bool(attention_mask.all())
         if attention_mask is None:
             mask = torch.ones_like(input_ids, dtype=torch.bool)
             positions = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
@@ -257,14 +264,15 @@ class Decoder(nn.Module):
         return Context(
             positions=positions,
             mask=mask,
-            unpadded=seen is None and (attention_mask is None or bool(mask.all())),
+            full=full,
+            slots=positions if full else torch.where(mask, positions, EMPTY),
             row_keys=keys,
             turns=self.turns(positions),
             schedule=order,
             cache=self.cache() if cache is None else cache,
             forget=cache is None and self.config.key_value_rule != "carried",
             routing="hard",
-            previous=None if cache is None else cache.policy_state,
+            previous=None if cache is None else cache.memory,
             read=unread,
             watch=unwatched,
         )
@@ -391,9 +399,3 @@ def _check_cache(decoder: Decoder, cache: Cache | None, batch: int) -> None:
         )
     if cache.seen is not None and len(cache.seen) != batch:
         raise ValueError(f"cache: it holds a batch of {len(cache.seen)}, this call has {batch}")
-
-
-def _seen(context: Context) -> Int[Tensor, " batch"]:
-    new = context.mask.sum(dim=-1)
-    before = context.cache.seen
-    return new if before is None else before + new

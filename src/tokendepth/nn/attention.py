@@ -85,6 +85,8 @@ class Attention(nn.Module):
                 that sees nothing gives zeros.
         """
         dropout = self.config.dropout if self.training else 0.0
+        if queries.shape[1] == 1 and self.config.cap is None:
+            return _single(self.config, queries, keys, values, visible, dropout)
         if self.config.cap is not None:
             mixed = _capped(self.config, queries, keys, values, visible, dropout)
         else:
@@ -98,10 +100,7 @@ class Attention(nn.Module):
                 scale=self.config.scale,
                 enable_gqa=queries.shape[2] != keys.shape[2],
             )
-        if visible is not None and mixed.device.type != "cpu":
-            # Not every GPU kernel gives zeros for a query without keys.
-            mixed = torch.where(visible.any(dim=-1)[:, None, :, None], mixed, 0.0)
-        return mixed.transpose(1, 2).flatten(2)
+        return _answered(mixed, visible).transpose(1, 2).flatten(2)
 
     def project(self, mixed: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows dim"]:
         """The update that the attention output becomes."""
@@ -113,6 +112,33 @@ def _placed(heads: Tensor, norm: nn.Module | None, turn: Turn | None) -> Tensor:
     """Normalised, where the family does so, and turned by position, where it does that."""
     heads = heads if norm is None else norm(heads)
     return heads if turn is None else rotate(heads, turn)
+
+
+def _answered(mixed: Tensor, visible: Tensor | None) -> Tensor:
+    """Zeros for a query without keys, which not every GPU kernel gives."""
+    if visible is None or mixed.device.type == "cpu":
+        return mixed
+    return torch.where(visible.any(dim=-1)[:, None, :, None], mixed, 0.0)
+
+
+def _single(
+    config: AttentionConfig,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    dropout: float,
+) -> Float[Tensor, "batch one width"]:
+    """One query a row: heads that share keys become queries of one head, which reads them once."""
+    mixed = functional.scaled_dot_product_attention(
+        queries.view(queries.shape[0], keys.shape[2], -1, queries.shape[3]),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        attn_mask=None if visible is None else visible.unsqueeze(1),
+        dropout_p=dropout,
+        scale=config.scale,
+    )
+    return _answered(mixed, visible).flatten(1).unsqueeze(1)
 
 
 def _capped(

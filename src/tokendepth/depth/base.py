@@ -63,6 +63,9 @@ class Context:
     normed: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     """The entry and its normed form, once a policy has asked; the block takes it from here."""
 
+    few: Any = field(default=None, repr=False)
+    """What `depth.few` has worked out for this call; False where it cannot take it."""
+
     def attention_input(self) -> Float[Tensor, "batch seq dim"]:
         """The normed input of the span's first block, computed once and shared with the block."""
         assert self.entry is not None

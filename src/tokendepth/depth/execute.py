@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tokendepth.depth import few
 from tokendepth.depth.base import Context, Turns, broadcast, kept_rows
 from tokendepth.nn.block import Block
 from tokendepth.nn.cache import Store
@@ -45,6 +46,8 @@ def dense(
     With `rows`, the feed-forward layer is computed for these alone.
     """
     keep, weight = decision.keep, decision.weight
+    if keep is None and few.fits(blocks, hidden, decision, span, context):
+        return few.run(span, blocks, hidden, entry, decision, context)
     gate = weight if context.gates == "update" else None
     stored = context.mask if context.cache.rule == "all" else kept_rows(decision, context.mask)
     state = entry
@@ -94,6 +97,8 @@ def gathered(
     context: Context,
 ) -> Hidden:
     """Compute the kept rows alone, and of the others what the rule for keys and values asks."""
+    if few.fits(blocks, hidden, decision, span, context):
+        return few.run(span, blocks, hidden, entry, decision, context)
     running = Rows(kept_rows(decision, context.mask))
     if running.count == context.mask.numel():
         return dense(span, blocks, hidden, entry, replace(decision, keep=None), context)

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tokendepth.depth import few
 from tokendepth.depth.base import Context, Policy, Turns, check_routing, unread, unwatched
 from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import ExecutorName
@@ -114,7 +115,7 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "row vocab"]:
         """Final norm and head: the logits of states before the final norm, at any depth."""
         del depth
-        logits, cap = self.head(self.final_norm(rows)), self.config.logit_cap
+        logits, cap = few.product(self.final_norm(rows), self.head), self.config.logit_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def forward(

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -65,19 +66,34 @@ class Store:
             self.values = torch.cat((self.values, values), dim=1)
             self._buffers = None
         else:
-            self._write(before, keys, values)
+            stored_keys, stored_values = self._room_for(before)
+            after = len(self.track)
+            stored_keys[:, before:after] = keys
+            stored_values[:, before:after] = values
 
-    def _write(self, before: int, keys: Tensor, values: Tensor) -> None:
+    def claim(
+        self, positions: Int[Tensor, "batch new"], loop: int, *, in_order: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Make place for new slots behind those there are, for the caller to fill.
+
+        Returns:
+            Keys and values, (batch, slot, key_value_head, head_dim), with room beyond the new
+            slots. There must be some already.
+        """
+        before = len(self.track)
+        self.track = self.track.extended(positions, loop, in_order=in_order)
+        return self._room_for(before)
+
+    def _room_for(self, before: int) -> tuple[Tensor, Tensor]:
         assert self.keys is not None
         assert self.values is not None
         after = len(self.track)
         if self._buffers is None or after > self._buffers[0].shape[1]:
             size = max(after, self.room, int(GROWTH * before))
             self._buffers = _grown(self.keys, size), _grown(self.values, size)
-        stored_keys, stored_values = self._buffers
-        stored_keys[:, before:after] = keys
-        stored_values[:, before:after] = values
-        self.keys, self.values = stored_keys[:, :after], stored_values[:, :after]
+        keys, values = self._buffers
+        self.keys, self.values = keys[:, :after], values[:, :after]
+        return self._buffers
 
     def crop(self, seen: Int[Tensor, " batch"], uniform: int | None) -> None:
         """Forget positions from `seen` on."""
@@ -159,6 +175,8 @@ class Cache:
     uniform: int | None = 0
     """Tokens so far, where all rows have seen as many; None where they may differ."""
     memory: Memory | None = None
+    views: dict[int, Any] = field(default_factory=dict, repr=False)
+    """Of each block, what the way of few rows needs from call to call."""
     _start: Track = field(default_factory=Track, repr=False)
     _most: Int[Tensor, " batch"] | None = field(default=None, repr=False)
     """The most tokens that each row has ever seen: windows have given up what lies behind."""

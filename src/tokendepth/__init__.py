@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tokendepth.depth.random_keep import RandomKeep
     from tokendepth.engine.bench_result import Benchmark
     from tokendepth.engine.benchmark import benchmark
+    from tokendepth.engine.decode import GenerateOptions, NewToken, stream
+    from tokendepth.engine.generate import generate
+    from tokendepth.engine.generation import Generation
+    from tokendepth.engine.sampling import Sampling
     from tokendepth.errors import CausalityError, FetchError, NonFiniteError
     from tokendepth.evaluation.causality import probe
     from tokendepth.evaluation.evaluate import evaluate
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from tokendepth.models.cost import Ledger, ledger
     from tokendepth.models.decoder import Decoder, DecoderOutput, load_decoder
     from tokendepth.models.schedule import looped, stack
-    from tokendepth.nn.cache import Cache
+    from tokendepth.nn.cache import Cache, load_cache
     from tokendepth.types import Decision, Plan, Schedule, Span
 
 _HOME = {
@@ -52,18 +56,22 @@ _HOME = {
     "Evaluation": "evaluation.result",
     "FetchError": "errors",
     "FixedExit": "depth.fixed_exit",
+    "GenerateOptions": "engine.decode",
+    "Generation": "engine.generation",
     "HuggingFaceView": "adapters.huggingface",
     "Ledger": "models.cost",
     "Lens": "measure.lens",
     "Loaded": "adapters.load",
     "MapInterrupted": "measure.mapping",
     "MapOptions": "measure.mapping",
+    "NewToken": "engine.decode",
     "NonFiniteError": "errors",
     "Parts": "adapters.huggingface",
     "Plan": "types",
     "Policy": "depth.base",
     "RandomKeep": "depth.random_keep",
     "Rule": "measure.settling",
+    "Sampling": "engine.sampling",
     "Schedule": "types",
     "Span": "types",
     "View": "adapters.view",
@@ -73,13 +81,16 @@ _HOME = {
     "evaluate": "evaluation.evaluate",
     "find_view": "adapters.huggingface",
     "from_transformers": "models.convert",
+    "generate": "engine.generate",
     "ledger": "models.cost",
     "load": "adapters.load",
+    "load_cache": "nn.cache",
     "load_decoder": "models.decoder",
     "looped": "models.schedule",
     "map": "measure.mapping",
     "probe": "evaluation.causality",
     "stack": "models.schedule",
+    "stream": "engine.decode",
 }
 
 __all__ = [
@@ -97,18 +108,22 @@ __all__ = [
     "Evaluation",
     "FetchError",
     "FixedExit",
+    "GenerateOptions",
+    "Generation",
     "HuggingFaceView",
     "Ledger",
     "Lens",
     "Loaded",
     "MapInterrupted",
     "MapOptions",
+    "NewToken",
     "NonFiniteError",
     "Parts",
     "Plan",
     "Policy",
     "RandomKeep",
     "Rule",
+    "Sampling",
     "Schedule",
     "Span",
     "View",
@@ -119,13 +134,16 @@ __all__ = [
     "evaluate",
     "find_view",
     "from_transformers",
+    "generate",
     "ledger",
     "load",
+    "load_cache",
     "load_decoder",
     "looped",
     "map",
     "probe",
     "stack",
+    "stream",
 ]
 
 

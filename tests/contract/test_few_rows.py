@@ -99,7 +99,7 @@ def _same_slots(mine, theirs):
 
 
 def test_loops_and_single_rows(taken, monkeypatch):
-    model = decoder(schedule=looped(prelude=1, core=2, coda=1, loops=3))
+    model = decoder(schedule=looped(prelude=1, core=2, coda=1, loops=3), adapter=True)
     whole = torch.randint(26, (1, 12), generator=torch.Generator().manual_seed(2))
 
     def stepped():
@@ -126,7 +126,11 @@ VARIANTS = {
     "partial rotary": {"rotary_width": 4},
     "learned": {"positions": "learned", "max_positions": 32},
     "layer norm": {"norm": "layer"},
-    "carried": {"rule": "carried", "schedule": looped(prelude=1, core=2, coda=1, loops=3)},
+    "carried": {
+        "rule": "carried",
+        "schedule": looped(prelude=1, core=2, coda=1, loops=3),
+        "adapter": True,
+    },
 }
 
 

@@ -15,11 +15,13 @@ from tokendepth import __version__
 from tokendepth.cli.benchmark import BenchmarkCommand
 from tokendepth.cli.compare import CompareCommand
 from tokendepth.cli.evaluate import EvaluateCommand
+from tokendepth.cli.generate import GenerateCommand
 from tokendepth.cli.list import ListCommand
 from tokendepth.cli.map import MapCommand
 
 Command = (
     Annotated[MapCommand, tyro.conf.subcommand("map")]
+    | Annotated[GenerateCommand, tyro.conf.subcommand("generate")]
     | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
     | Annotated[BenchmarkCommand, tyro.conf.subcommand("benchmark")]
     | Annotated[CompareCommand, tyro.conf.subcommand("compare")]

@@ -158,7 +158,8 @@ class _Count:
             if span.inject and self.decoder.adapter is not None:
                 self.flops["adapter"] += self.rows * product_flops(self.decoder.adapter)
             self._span(span, record.decisions[index], "run", self.flops)
-        self.flops["head"] += self.rows * product_flops(self.decoder.head)
+        num_read = len(record.mask) if record.only_last else self.rows
+        self.flops["head"] += num_read * product_flops(self.decoder.head)
         if record.policy is not None:
             routed = sum(span.routed for span in schedule.spans)
             self.flops["router"] += record.policy.flops(tokens=self.rows, spans=routed)

@@ -32,6 +32,7 @@ class DecoderOutput:
     """What a forward pass gives. What can be derived from the decisions is made when asked for."""
 
     logits: Float[Tensor, "batch seq vocab"]
+    """Of every position, or (batch, 1, vocab) with `only_last`."""
     decisions: tuple[Decision, ...]
     """The decisions, in the graph; one a span."""
     states: dict[int, Float[Tensor, "batch seq dim"]]
@@ -131,6 +132,7 @@ class Decoder(nn.Module):
         executor: ExecutorName = "dense",
         collect: Sequence[int] = (),
         row_keys: Int[Tensor, " batch"] | None = None,
+        only_last: bool = False,
     ) -> DecoderOutput:
         """Run the model.
 
@@ -145,6 +147,7 @@ class Decoder(nn.Module):
             executor: how decisions are run.
             collect: states to return, 0 to the number of block executions.
             row_keys: document or window of each row, for keyed draws and plans; 0 by default.
+            only_last: read out the last token of each row alone; logits are (batch, 1, vocab).
 
         Raises:
             ValueError: an unknown routing, executor or state, or a schedule, rule and adapter that
@@ -161,14 +164,16 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.advance(context.mask, full=context.full)
             cache.memory = walk.memory()
-        record = walk.record()
-        flat = hidden.flatten(0, 1)
+        record = walk.record(only_last=only_last)
+        last = record.last() if only_last else None
+        flat = hidden.flatten(0, 1) if last is None else hidden[last]
         if chosen.read_out is None:
             logits = self.read_out(flat)
         else:
-            logits = chosen.read_out(flat, record.executed().sum(dim=-1).flatten())
+            depth = record.executed().sum(dim=-1)
+            logits = chosen.read_out(flat, depth.flatten() if last is None else depth[last])
         return DecoderOutput(
-            logits=logits.unflatten(0, hidden.shape[:2]),
+            logits=logits.unflatten(0, (len(input_ids), -1)),
             decisions=record.decisions,
             states=states,
             padded_queries=context.padded_queries,

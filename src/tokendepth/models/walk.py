@@ -133,7 +133,7 @@ class Walk:
             return self.context.previous
         return self.policy.remember(self.state, self.context)
 
-    def record(self) -> "Record":
+    def record(self, *, only_last: bool = False) -> "Record":
         """What was decided, for which tokens."""
         context = self.context
         return Record(
@@ -147,6 +147,7 @@ class Walk:
             checked_before=tuple(self.checked_before),
             policy=self.policy if self.replayed is None else None,
             executor=self.executor_name,
+            only_last=only_last,
         )
 
 
@@ -167,6 +168,15 @@ class Record:
     policy: Policy | None
     """Who decided; None where a plan was replayed."""
     executor: ExecutorName
+    only_last: bool = False
+    """The last token of each row alone was read out."""
+
+    def last(self) -> tuple[Tensor, Tensor]:
+        """Row and column of the last token of each row; the last column where there is none."""
+        columns = torch.arange(self.mask.shape[1], device=self.mask.device)
+        last = torch.where(self.mask, columns, -1).amax(dim=1)
+        rows = torch.arange(len(last), device=last.device)
+        return rows, torch.where(last < 0, len(columns) - 1, last)
 
     def checks(self) -> Bool[Tensor, "batch seq check"]:
         """Which rows each read-out on the way was made for."""

@@ -21,7 +21,8 @@ from tokendepth.nn.attention import Attention
 from tokendepth.nn.block import Block, Norms
 from tokendepth.nn.cache import Cache
 from tokendepth.nn.feed_forward import FeedForward
-from tokendepth.nn.rotary import Rotary
+from tokendepth.nn.norm import rms_norm
+from tokendepth.nn.rotary import Rotary, frequencies
 from tokendepth.types import Decision, Plan, Schedule
 
 
@@ -92,9 +93,7 @@ class Decoder(nn.Module):
             if config.positions == "learned"
             else None
         )
-        self.rotary = None if config.positions == "learned" else _rotary(config, config.rotary_base)
-        other = None if self.rotary is None else config.window_rotary_base
-        self.window_rotary = None if other is None else _rotary(config, other, scaling=1.0)
+        self.rotary, self.window_rotary = _rotaries(config)
         self.adapter = (
             nn.Linear(2 * config.width, config.width, bias=False) if config.adapter else None
         )
@@ -318,13 +317,20 @@ def load_decoder(
 
 def _norm(config: DecoderConfig) -> nn.Module:
     if config.norm == "rms":
-        return nn.RMSNorm(config.width, eps=config.norm_epsilon)
+        return rms_norm(config.width, config.norm_epsilon, from_one=config.gains_from_one)
     return nn.LayerNorm(config.width, eps=config.norm_epsilon, bias=config.norm_bias)
 
 
-def _rotary(config: DecoderConfig, base: float, scaling: float | None = None) -> Rotary:
-    pairs = torch.arange(0, config.turned_width, 2).float() / config.turned_width
-    return Rotary(base**-pairs, config.rotary_scaling if scaling is None else scaling)
+def _rotaries(config: DecoderConfig) -> tuple[Rotary | None, Rotary | None]:
+    """Of blocks without and with a window; the second where their bases differ."""
+    if config.positions == "learned":
+        return None, None
+    width, other = config.turned_width, config.window_rotary_base
+    turning = frequencies(width, config.rotary_base, config.rotary_stretch)
+    return (
+        Rotary(turning, config.rotary_scaling),
+        None if other is None else Rotary(frequencies(width, other)),
+    )
 
 
 def _block(config: DecoderConfig, index: int) -> Block:

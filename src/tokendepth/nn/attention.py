@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tokendepth.nn.norm import rms_norm
 from tokendepth.nn.rotary import Turn, rotate
 
 
@@ -24,6 +25,8 @@ class AttentionConfig:
     query_key_norm: bool = False
     """Normalise each head's query and key before they are turned (Qwen 3, Gemma 3)."""
     norm_epsilon: float = 1e-5
+    gains_from_one: bool = False
+    """The norms of queries and keys store their gains as distances from one (Gemma 3)."""
     window: int | None = None
     """How many positions a query sees, its own included; None for all before it."""
     scale: float | None = None
@@ -49,10 +52,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, stored, bias=config.bias)
         self.value = nn.Linear(width, stored, bias=config.bias)
         self.output = nn.Linear(heads, width, bias=config.output_bias)
-        normed = config.query_key_norm
-        norm_of = (config.head_dim, config.norm_epsilon)
-        self.query_norm = nn.RMSNorm(*norm_of) if normed else None
-        self.key_norm = nn.RMSNorm(*norm_of) if normed else None
+        self.query_norm = _head_norm(config) if config.query_key_norm else None
+        self.key_norm = _head_norm(config) if config.query_key_norm else None
 
     def queries(self, normed: Float[Tensor, "*rows dim"], turn: Turn | None) -> Tensor:
         """Turned queries, (*rows, head, head_dim)."""
@@ -107,6 +108,10 @@ class Attention(nn.Module):
         """The update that the attention output becomes."""
         update = self.output(mixed)
         return functional.dropout(update, self.config.dropout, self.training)
+
+
+def _head_norm(config: AttentionConfig) -> nn.Module:
+    return rms_norm(config.head_dim, config.norm_epsilon, from_one=config.gains_from_one)
 
 
 def _placed(heads: Tensor, norm: nn.Module | None, turn: Turn | None) -> Tensor:

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from tokendepth.measure.mapping import MapInterrupted, MapOptions, map
     from tokendepth.measure.settling import Rule
     from tokendepth.models.config import DecoderConfig
-    from tokendepth.models.convert import from_transformers
+    from tokendepth.models.convert import from_transformers, to_transformers
     from tokendepth.models.cost import Ledger, ledger
     from tokendepth.models.decoder import Decoder, DecoderOutput, load_decoder
     from tokendepth.models.schedule import looped, stack
     from tokendepth.models.slots import slots_of
     from tokendepth.nn.cache import Cache
+    from tokendepth.nn.rotary import Stretch
     from tokendepth.types import Decision, Plan, Schedule, Span
 
 _HOME = {
@@ -67,6 +68,7 @@ _HOME = {
     "Rule": "measure.settling",
     "Schedule": "types",
     "Span": "types",
+    "Stretch": "nn.rotary",
     "View": "adapters.view",
     "benchmark": "engine.benchmark",
     "capture": "measure.capture",
@@ -82,6 +84,7 @@ _HOME = {
     "probe": "evaluation.causality",
     "slots_of": "models.slots",
     "stack": "models.schedule",
+    "to_transformers": "models.convert",
 }
 
 __all__ = [
@@ -113,6 +116,7 @@ __all__ = [
     "Rule",
     "Schedule",
     "Span",
+    "Stretch",
     "View",
     "__version__",
     "benchmark",
@@ -129,6 +133,7 @@ __all__ = [
     "probe",
     "slots_of",
     "stack",
+    "to_transformers",
 ]
 
 

@@ -19,6 +19,8 @@ from tokendepth.models.layouts import Part, plain
 from tokendepth.nn.rotary import frequencies
 
 _KINDS = ("weight", "bias")
+_HALF = 2.0**-8
+"""Frequencies nearer than this differ by no more than a rounding to bfloat16."""
 
 
 def from_transformers(model: nn.Module, *, key_value_rule: str = "all") -> Decoder:
@@ -46,8 +48,8 @@ def from_transformers(model: nn.Module, *, key_value_rule: str = "all") -> Decod
     with torch.random.fork_rng(devices=[]):
         decoder = Decoder(ours)
     decoder = decoder.to(device=embedding.weight.device, dtype=embedding.weight.dtype)
-    weights = {**_turning(decoder), **_read_weights(family, model, ours)}
-    decoder.load_state_dict({**weights, **_their_turning(family, model)})
+    weights = _read_weights(family, model, ours)
+    decoder.load_state_dict({**weights, **_turning(family, model, decoder)})
     return decoder.train(model.training)
 
 
@@ -118,15 +120,22 @@ def _config_of(
     ours: DecoderConfig, wanted: str | None, settings: dict[str, Any]
 ) -> tuple[str, Any]:
     """The family and a config of it that says the same as ours."""
+    from huggingface_hub.errors import StrictDataclassError
+
     named = wanted or ours.family
     misfits = []
     for name in (named,) if named else FAMILIES:
-        config = _write_facts(name, _known(name, "family"), ours, settings)
-        differing = _differences(ours, read_facts(FAMILIES[name], config))
+        family = _known(name, "family")
+        try:
+            config = _write_facts(name, family, ours, settings)
+            differing = _differences(ours, read_facts(family, config))
+        except (StrictDataclassError, ValueError) as error:
+            misfits.append(f"{name} refuses them: {error.__cause__ or error}")
+            continue
         if not differing:
             return name, config
         misfits.append(f"{name} cannot say {', '.join(differing)}")
-    raise ValueError(f"family: {'; '.join(misfits)} of this decoder")
+    raise ValueError(f"family: the facts of this decoder do not fit; {'; '.join(misfits)}")
 
 
 def _write_facts(name: str, family: Family, ours: DecoderConfig, settings: dict[str, Any]) -> Any:
@@ -205,18 +214,19 @@ _TURNING = {
 }
 
 
-def _turning(decoder: Decoder) -> dict[str, Tensor]:
-    """Our own frequencies, where the model keeps none."""
-    return {name: value for name, value in decoder.state_dict().items() if name in _TURNING}
+def _turning(family: Family, model: nn.Module, decoder: Decoder) -> dict[str, Tensor]:
+    """Our own frequencies, or theirs where they follow from no fact of ours, as under yarn.
 
-
-def _their_turning(family: Family, model: nn.Module) -> dict[str, Tensor]:
-    if family.rotary is None:
-        return {}
-    buffers = dict(model.get_submodule(family.rotary).named_buffers())
-    return {
-        ours: buffers[name] for ours, names in _TURNING.items() for name in names if name in buffers
-    }
+    Theirs may have been rounded together with the weights; ours are always float32.
+    """
+    turning = {name: value for name, value in decoder.state_dict().items() if name in _TURNING}
+    if family.rotary is not None:
+        buffers = dict(model.get_submodule(family.rotary).named_buffers())
+        for ours, names in _TURNING.items():
+            for found in (buffers[name].float() for name in names if name in buffers):
+                if not torch.allclose(found, turning[ours], rtol=_HALF, atol=0):
+                    turning[ours] = found
+    return turning
 
 
 def _rotary_scaling(family: Family, model: nn.Module) -> float:
@@ -234,7 +244,7 @@ def _check_turning(decoder: Decoder) -> None:
         return
     expected = frequencies(config.turned_width, config.rotary_base, config.rotary_stretch)
     found = decoder.rotary.get_buffer("frequencies").float().cpu()
-    if not torch.allclose(found, expected, rtol=1e-5, atol=0):
+    if not torch.allclose(found, expected, rtol=_HALF, atol=0):
         raise ValueError(
             "rotary_stretch: the decoder's frequencies do not follow from its config (a scaling "
             "such as yarn came with the weights), so a config of transformers cannot say them"

@@ -149,13 +149,12 @@ def _turn(decoder, index, heads, position):
     config = decoder.config
     if config.positions == "learned":
         return heads
-    base = config.rotary_base
-    if config.windows and config.windows[index] and config.window_rotary_base is not None:
-        base = config.window_rotary_base
+    windowed = config.windows and config.windows[index] and config.window_rotary_base is not None
+    frequencies = (decoder.window_rotary if windowed else decoder.rotary).frequencies
     width = config.rotary_width or config.head_dim
     turned = heads.clone()
-    for pair in range(width // 2):
-        angle = torch.tensor(position * base ** (-2 * pair / width), dtype=heads.dtype)
+    for pair, frequency in enumerate(frequencies):
+        angle = (position * frequency).to(heads.dtype)
         first, second = heads[:, pair], heads[:, pair + width // 2]
         turned[:, pair] = first * angle.cos() - second * angle.sin()
         turned[:, pair + width // 2] = second * angle.cos() + first * angle.sin()

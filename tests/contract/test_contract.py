@@ -203,9 +203,9 @@ def test_the_dense_executor_is_the_written_out_specification(case):
                 decoder, ids[row, :length], KEYS[row], output.plan.keep[row, :length], weight
             )
             expected_logits = torch.stack([reference.read_out(decoder, one) for one in expected])
-        close(last[row, :length], expected, 1e-6)
+        close(last[row, :length], expected, 1e-9)
         if decoder.policy.read_out is None:
-            close(output.logits[row, :length], expected_logits, 1e-6)
+            close(output.logits[row, :length], expected_logits, 1e-9)
 
 
 @cases(SKIPPING)
@@ -298,8 +298,11 @@ def test_gradients_reach_the_policy_and_match_between_executors(case):
         }
     for executor in ("gathered", "feed_forward"):
         assert gradients[executor].keys() == gradients["dense"].keys()
+        most = max(float(value.abs().max()) for value in gradients["dense"].values())
         for name, value in gradients["dense"].items():
-            close(gradients[executor][name], value, 1e-8)
+            # That of a bias of keys is zero, but for rounding, without rotary positions.
+            atol = 1e-8 * max(float(value.abs().max()), 1e-6 * most)
+            torch.testing.assert_close(gradients[executor][name], value, rtol=0, atol=atol)
     if case.policy in ("update",) or case.routing in ("soft", "hard_soft"):
         assert gradients["dense"]["policy.router.weight"].abs().max() > 0
 

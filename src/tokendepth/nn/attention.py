@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from tokendepth.nn.norm import rms_norm
 from tokendepth.nn.rotary import Turn, rotate
+from tokendepth.numerics import wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +133,13 @@ def _capped(
     assert config.cap is not None
     scale = config.head_dim**-0.5 if config.scale is None else config.scale
     group = queries.shape[2] // keys.shape[2]
-    keys, values = (part.repeat_interleave(group, dim=2) for part in (keys, values))
-    scores = torch.einsum("bqhd,bshd->bhqs", queries, keys) * scale
+    keys, values = (part.repeat_interleave(group, dim=2).transpose(1, 2) for part in (keys, values))
+    scores = queries.transpose(1, 2) @ keys.transpose(2, 3) * scale
     scores = config.cap * torch.tanh(scores / config.cap)
     if visible is None:
         slots = scores.new_ones(scores.shape[-2:], dtype=torch.bool)
         visible = slots.tril(scores.shape[-1] - scores.shape[-2])[None]
     hidden = ~visible[:, None]
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1, dtype=torch.float32)
+    weights = wide(scores).masked_fill(hidden, -torch.inf).softmax(dim=-1)
     weights = weights.masked_fill(hidden, 0.0).to(values.dtype)
-    return torch.einsum("bhqs,bshd->bhqd", functional.dropout(weights, dropout), values)
+    return functional.dropout(weights, dropout) @ values

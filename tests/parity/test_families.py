@@ -69,6 +69,9 @@ def test_a_cache_goes_on_where_it_was(name):
 def test_saved_and_loaded_it_goes_back_bit_by_bit(name, tmp_path):
     theirs = build(name)
     ours = tokendepth.from_transformers(theirs)
+    fresh = tokendepth.Decoder(ours.config)  # frequencies follow from the config alone
+    for buffer, value in fresh.named_buffers():
+        torch.testing.assert_close(value, ours.get_buffer(buffer), rtol=1e-6, atol=0)
     ours.save(tmp_path / "ours")
     again = tokendepth.load_decoder(tmp_path / "ours").eval()
     assert again.config == ours.config

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from tokendepth.measure.mapping import MapInterrupted, MapOptions, map
     from tokendepth.measure.settling import Rule
     from tokendepth.models.config import DecoderConfig
-    from tokendepth.models.convert import from_transformers
+    from tokendepth.models.convert import from_transformers, to_transformers
     from tokendepth.models.cost import Ledger, ledger
     from tokendepth.models.decoder import Decoder, DecoderOutput, load_decoder
     from tokendepth.models.schedule import looped, stack
     from tokendepth.nn.cache import Cache, load_cache
+    from tokendepth.nn.rotary import Stretch
     from tokendepth.types import Decision, Plan, Schedule, Span
 
 _HOME = {
@@ -74,6 +75,7 @@ _HOME = {
     "Sampling": "engine.sampling",
     "Schedule": "types",
     "Span": "types",
+    "Stretch": "nn.rotary",
     "View": "adapters.view",
     "benchmark": "engine.benchmark",
     "capture": "measure.capture",
@@ -91,6 +93,7 @@ _HOME = {
     "probe": "evaluation.causality",
     "stack": "models.schedule",
     "stream": "engine.decode",
+    "to_transformers": "models.convert",
 }
 
 __all__ = [
@@ -126,6 +129,7 @@ __all__ = [
     "Sampling",
     "Schedule",
     "Span",
+    "Stretch",
     "View",
     "__version__",
     "benchmark",
@@ -144,6 +148,7 @@ __all__ = [
     "probe",
     "stack",
     "stream",
+    "to_transformers",
 ]
 
 

@@ -14,6 +14,7 @@ from tokendepth.cli.results import check_outputs, finish
 from tokendepth.engine.decode import GenerateOptions
 
 if TYPE_CHECKING:
+    from tokendepth.adapters.load import Loaded
     from tokendepth.engine.generation import Generation
 
 
@@ -58,7 +59,7 @@ class GenerateCommand:
         finish(result, self.html, self.json)
         return 0
 
-    def _generated(self, prompts: list[str], loaded: object, errors: Console) -> "Generation":
+    def _generated(self, prompts: list[str], loaded: "Loaded", errors: Console) -> "Generation":
         """A single text is shown while it grows; several are shown when they are done."""
         from tokendepth.engine.generate import generate
 

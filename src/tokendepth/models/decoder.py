@@ -15,14 +15,11 @@ from tokendepth.depth import few
 from tokendepth.depth.base import Context, Policy, Turns, check_routing, unread, unwatched
 from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import ExecutorName
+from tokendepth.models import build
 from tokendepth.models.config import DecoderConfig, read_config
 from tokendepth.models.schedule import stack
 from tokendepth.models.walk import Record, Walk
-from tokendepth.nn.attention import Attention
-from tokendepth.nn.block import Block, Norms
 from tokendepth.nn.cache import Cache
-from tokendepth.nn.feed_forward import FeedForward
-from tokendepth.nn.rotary import Rotary
 from tokendepth.nn.track import EMPTY
 from tokendepth.types import Decision, Plan, Schedule
 
@@ -85,8 +82,10 @@ class Decoder(nn.Module):
         self.schedule = schedule or stack(config.num_blocks)
         self.policy = policy or Dense()
         self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.blocks = nn.ModuleList(_block(config, index) for index in range(config.num_blocks))
-        self.final_norm = _norm(config)
+        self.blocks = nn.ModuleList(
+            build.block(config, index) for index in range(config.num_blocks)
+        )
+        self.final_norm = build.norm(config)
         self.head = nn.Linear(config.width, config.vocab_size, bias=config.head_bias)
         if config.tied_head:
             self.head.weight = self.embedding.weight
@@ -95,9 +94,7 @@ class Decoder(nn.Module):
             if config.positions == "learned"
             else None
         )
-        self.rotary = None if config.positions == "learned" else _rotary(config, config.rotary_base)
-        other = None if self.rotary is None else config.window_rotary_base
-        self.window_rotary = None if other is None else _rotary(config, other, scaling=1.0)
+        self.rotary, self.window_rotary = build.rotaries(config)
         self.adapter = (
             nn.Linear(2 * config.width, config.width, bias=False) if config.adapter else None
         )
@@ -328,32 +325,6 @@ def load_decoder(
     decoder = decoder.to(dtype)
     decoder.load_weights(folder)
     return decoder
-
-
-def _norm(config: DecoderConfig) -> nn.Module:
-    if config.norm == "rms":
-        return nn.RMSNorm(config.width, eps=config.norm_epsilon)
-    return nn.LayerNorm(config.width, eps=config.norm_epsilon, bias=config.norm_bias)
-
-
-def _rotary(config: DecoderConfig, base: float, scaling: float | None = None) -> Rotary:
-    pairs = torch.arange(0, config.turned_width, 2).float() / config.turned_width
-    return Rotary(base**-pairs, config.rotary_scaling if scaling is None else scaling)
-
-
-def _block(config: DecoderConfig, index: int) -> Block:
-    norms = Norms(
-        attention=_norm(config),
-        feed_forward=None if config.shared_norm else _norm(config),
-        attention_post=_norm(config) if config.post_norms else None,
-        feed_forward_post=_norm(config) if config.post_norms else None,
-    )
-    return Block(
-        norms,
-        Attention(config.attention(index)),
-        FeedForward(config.feed_forward),
-        parallel=config.parallel,
-    )
 
 
 def _check_fit(decoder: Decoder, order: Schedule, collect: Sequence[int]) -> None:

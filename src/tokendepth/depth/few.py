@@ -129,6 +129,18 @@ def _block(kernels, weights, state, stored, running, store: Store, first: int) -
     )
 
 
+def warm_up(weight: Tensor) -> None:
+    """Compile the kernels, if a model with such weights may use them.
+
+    Takes some 20 s on the first use of an installation; what is compiled is kept on disk.
+    """
+    if weight.dtype is not torch.float32 or weight.device.type != "cpu":
+        return
+    from tokendepth.nn import few_rows  # noqa: PLC0415 - numba loads when it is needed
+
+    few_rows.compile_all()
+
+
 class _Call:
     """What is the same for all blocks of a call."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokendepth.adapters.load import Loaded, load
+from tokendepth.depth.few import warm_up
 from tokendepth.engine.beams import beam_search
 from tokendepth.engine.decode import GenerateOptions, NewToken, stream
 from tokendepth.engine.generation import Continuation, End, Generation
@@ -50,6 +51,7 @@ def generate(
     ids = [document.ids for document in tokenize_all(texts, loaded.tokenizer, chat=chat)]
     ends = loaded.stop_ids if stops is None else frozenset(stops)
     decoder = loaded.decoder
+    warm_up(decoder.embedding.weight)
     started = time.perf_counter()
     if given.beams > 1:
         tokens = beam_search(decoder, ids, given, stops=ends, row_keys=row_keys)
@@ -155,9 +157,3 @@ def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of the text that a stop string begins with."""
     most = min(len(text), len(stop) - 1)
     return next((size for size in range(most, 0, -1) if stop.startswith(text[-size:])), 0)
-
-
-def continued(loaded: Loaded, texts: Sequence[str], new_tokens: int, *, chat: bool) -> list[str]:
-    """Each text with the model's own greedy continuation."""
-    result = generate(list(texts), loaded, chat=chat, max_new_tokens=new_tokens)
-    return [one.prompt + one.text for one in result.continuations]

@@ -11,6 +11,7 @@ import torch
 
 from tokendepth.adapters.load import Loaded, load
 from tokendepth.adapters.view import View, check_ids
+from tokendepth.engine.decode import GenerateOptions, stream
 from tokendepth.measure.capture import capture
 from tokendepth.measure.depth_map import DepthMap, DocumentFacts
 from tokendepth.measure.lens import Lens, Readings
@@ -106,7 +107,34 @@ def map(
     given.check()
     loaded = model if isinstance(model, Loaded) else load(model)
     documents = tokenize_all(texts, loaded.tokenizer, names, chat=given.chat, limit=given.limit)
+    if given.generate is not None:
+        documents = _continued(loaded, documents, given.generate)
     return _map_documents(loaded, documents, given, on_progress, resume)
+
+
+def _continued(loaded: Loaded, documents: list[Document], new_tokens: int) -> list[Document]:
+    """Each document with the model's greedy continuation, up to a stop token."""
+    made: list[list[int]] = [[] for _ in documents]
+    steps = stream(
+        loaded.decoder,
+        [document.ids for document in documents],
+        GenerateOptions(max_new_tokens=new_tokens),
+        ended=lambda row, ids: ids[-1] in loaded.stop_ids,
+    )
+    for step in steps:
+        for token in step:
+            made[token.row].append(token.id)
+    control = set(loaded.tokenizer.all_special_ids)
+    return [
+        dataclasses.replace(
+            document,
+            ids=(*document.ids, *new),
+            is_special=(*document.is_special, *(token in control for token in new)),
+            num_dropped=0,
+            following=(),
+        )
+        for document, new in zip(documents, made, strict=True)
+    ]
 
 
 def _map_documents(

@@ -259,3 +259,17 @@ def feed_forward(state, rows, norm, epsilon, gate, up, down):
                 for i in range(TILE):
                     inner[at + i, j] = ones[i] / (np.float32(1) + np.exp(-ones[i])) * twos[i]
     _add_product(inner, down, state, rows)
+
+
+def compile_all() -> None:
+    """Run every kernel once on next to nothing."""
+    rows, state = np.zeros(1, np.int64), np.zeros((1, 2), np.float32)
+    gain, square, angle = np.ones(2, np.float32), np.zeros((2, 2), np.float32), state
+    slots, epsilon = np.zeros((1, 1, 1, 2), np.float32), np.float32(1)
+    store(state, rows, gain, epsilon, square, square, angle, angle, slots, slots.copy(), rows, rows)
+    attend(
+        state, rows, gain, epsilon, square, square, angle, angle, slots, slots, rows,
+        np.zeros((1, 1), np.int64), rows, epsilon,
+    )  # fmt: skip
+    feed_forward(state, rows, gain, epsilon, square, square, square)
+    product(state, square, np.zeros((1, 2), np.float32))

@@ -50,7 +50,9 @@ def fits(
         view = views.get(index)
         if view is None or not view.holds():
             views[index] = view = _Weights.of(block)
-        if not view.plain or (block.training and block.feed_forward.config.dropout):
+        if not view.plain or view.head_dim != context.few.turned:
+            return False
+        if block.training and block.feed_forward.config.dropout:
             return False
     return True
 
@@ -69,10 +71,12 @@ def run(
     slots = context.slots
     if decision.keep is not None:
         kept = kept_rows(decision, context.mask)
-        running = _Chosen(kept, context)
-        if context.cache.rule != "all":
+        running = call.chosen(kept, context)
+        if context.cache.rule != "all" and running is not stored:
             stored, slots = running, context.positions.where(kept, EMPTY)
-    state = entry.flatten(0, 1).numpy().copy()
+    state = entry.flatten(0, 1).contiguous().numpy()
+    if len(running.rows):
+        state = state.copy()
     if len(stored.rows):
         with _ONE_AT_A_TIME, _named("few_rows::blocks"):
             for index in span.blocks:
@@ -86,6 +90,8 @@ def run(
                     values[:, first : len(store.track)] = 0.0
                 weights = context.cache.views[index]
                 _block(call.kernels, weights, state, stored, running, store, first)
+    if len(running.rows) == 0:
+        return hidden
     made = torch.from_numpy(state).view(hidden.shape)
     if len(running.rows) == context.mask.numel():
         return made
@@ -148,8 +154,16 @@ class _Call:
         from tokendepth.nn import few_rows  # noqa: PLC0415 - numba loads when it is needed
 
         few_rows.use_threads(torch.get_num_threads())
+        assert context.turns[0] is not None
         self.kernels = few_rows
+        self.turned = context.turns[0][0].shape[-1]
         self.every = _Chosen(context.mask, context)
+
+    def chosen(self, marked: Tensor, context: Context) -> "_Chosen":
+        """Some of the rows; not worked out again where they are all of them."""
+        if int(marked.sum()) == len(self.every.rows):
+            return self.every
+        return _Chosen(marked, context)
 
 
 class _Chosen:
@@ -159,7 +173,9 @@ class _Chosen:
         turn = context.turns[0]
         assert turn is not None
         self.marked = marked
-        self.rows = marked.flatten().nonzero().squeeze(1).numpy()
+        self.rows = marked.flatten().numpy().nonzero()[0]
+        if len(self.rows) == 0:
+            return
         self.places, self.seq = np.divmod(self.rows, marked.shape[1])
         self.cosine = turn[0].flatten(0, 1).numpy()[self.rows]
         self.sine = turn[1].flatten(0, 1).numpy()[self.rows]
@@ -185,6 +201,7 @@ class _Weights:
     up: np.ndarray | None = None
     down: np.ndarray | None = None
     scale: np.float32 = np.float32(1)
+    head_dim: int = 0
 
     def holds(self) -> bool:
         """Nothing was replaced, moved or hooked since."""
@@ -231,6 +248,7 @@ class _Weights:
             pointers=tuple((one, one.data_ptr()) for one in weights if one is not None),
             attention_norm=(arrays[0], _epsilon(block.attention_norm)),
             feed_forward_norm=(arrays[1], _epsilon(block.feed_forward_norm)),
+            head_dim=config.head_dim,
             scale=np.float32(config.scale or config.head_dim**-0.5),
             **dict(zip(names, arrays[2:], strict=True)),
         )

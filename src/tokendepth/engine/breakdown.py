@@ -25,6 +25,8 @@ _GATHERS = (
     "aten::nonzero", "aten::cat", "aten::where", "aten::gather", "aten::scatter",
     "aten::masked_fill", "aten::scatter_reduce", "aten::cumsum", "aten::masked_scatter",
 )  # fmt: skip
+_FEW_ROWS: Mapping[str, Part] = {"few_rows::blocks": "products", "few_rows::head": "head"}
+"""Kernels that run a whole block; its attention counts among the products there."""
 _LINES: Mapping[Part, tuple[Line, ...]] = {
     "products": ("query", "key_value", "output", "feed_forward", "adapter", "check", "router"),
     "attention": ("attention",),
@@ -155,6 +157,8 @@ def _part(event: FunctionEvent, vocab_size: int | None) -> Part | None:
         return "attention"
     if event.name in _GATHERS:
         return "gather"
+    if event.name in _FEW_ROWS:
+        return "products" if vocab_size is None else _FEW_ROWS[event.name]
     if event.name in _PRODUCTS:
         shapes: list[list[int]] = event.input_shapes  # pyright: ignore[reportAssignmentType]
         return "head" if any(vocab_size in shape for shape in shapes) else "products"

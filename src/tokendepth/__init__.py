@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokendepth.depth.random_keep import RandomKeep
     from tokendepth.engine.bench_result import Benchmark
     from tokendepth.engine.benchmark import benchmark
-    from tokendepth.errors import CausalityError, FetchError, NonFiniteError
+    from tokendepth.errors import CausalityError, DamagedError, FetchError, NonFiniteError
     from tokendepth.evaluation.causality import probe
     from tokendepth.evaluation.evaluate import evaluate
     from tokendepth.evaluation.result import Evaluation
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from tokendepth.models.config import DecoderConfig
     from tokendepth.models.convert import from_transformers
     from tokendepth.models.cost import Ledger, ledger
-    from tokendepth.models.decoder import Decoder, DecoderOutput, load_decoder
+    from tokendepth.models.decoder import Decoder, DecoderOutput
+    from tokendepth.models.saved import load_model, save_model
     from tokendepth.models.schedule import looped, stack
     from tokendepth.models.slots import slots_of
     from tokendepth.nn.cache import Cache
@@ -44,6 +45,7 @@ _HOME = {
     "CausalityError": "errors",
     "Comparison": "comparison.result",
     "Context": "depth.base",
+    "DamagedError": "errors",
     "Decision": "types",
     "Decoder": "models.decoder",
     "DecoderConfig": "models.config",
@@ -76,10 +78,11 @@ _HOME = {
     "from_transformers": "models.convert",
     "ledger": "models.cost",
     "load": "adapters.load",
-    "load_decoder": "models.decoder",
+    "load_model": "models.saved",
     "looped": "models.schedule",
     "map": "measure.mapping",
     "probe": "evaluation.causality",
+    "save_model": "models.saved",
     "slots_of": "models.slots",
     "stack": "models.schedule",
 }
@@ -90,6 +93,7 @@ __all__ = [
     "CausalityError",
     "Comparison",
     "Context",
+    "DamagedError",
     "Decision",
     "Decoder",
     "DecoderConfig",
@@ -123,10 +127,11 @@ __all__ = [
     "from_transformers",
     "ledger",
     "load",
-    "load_decoder",
+    "load_model",
     "looped",
     "map",
     "probe",
+    "save_model",
     "slots_of",
     "stack",
 ]

@@ -73,16 +73,16 @@ def test_logits_equal_transformers_with_pads_and_cache(name, side):
 @torch.no_grad()
 def test_saved_and_loaded_it_is_the_same(name, tmp_path):
     ours = tokendepth.from_transformers(llama(name))
-    ours.save(tmp_path)
-    again = tokendepth.load_decoder(tmp_path).eval()
+    tokendepth.save_model(ours, tmp_path)
+    again = tokendepth.load_model(tmp_path)
     ids, mask = batch("left")
     assert torch.equal(again(ids, mask).logits, ours(ids, mask).logits)
     assert (again.head.weight is again.embedding.weight) == (name == "tied")
-    (tmp_path / "config.json").write_text(
-        (tmp_path / "config.json").read_text().replace('"width"', '"wdith"')
+    (tmp_path / "model.json").write_text(
+        (tmp_path / "model.json").read_text().replace('"width"', '"wdith"')
     )
     with pytest.raises(ValueError, match="wdith"):
-        tokendepth.load_decoder(tmp_path)
+        tokendepth.load_model(tmp_path)
 
 
 def test_weights_are_copies_and_the_model_is_untouched():

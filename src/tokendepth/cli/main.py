@@ -17,9 +17,11 @@ from tokendepth.cli.compare import CompareCommand
 from tokendepth.cli.evaluate import EvaluateCommand
 from tokendepth.cli.list import ListCommand
 from tokendepth.cli.map import MapCommand
+from tokendepth.cli.train import TrainCommand
 
 Command = (
     Annotated[MapCommand, tyro.conf.subcommand("map")]
+    | Annotated[TrainCommand, tyro.conf.subcommand("train")]
     | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
     | Annotated[BenchmarkCommand, tyro.conf.subcommand("benchmark")]
     | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
@@ -67,4 +69,5 @@ def entry() -> None:
     """What the installed `tokendepth` script calls."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a console that lacks a character shows a mark
         sys.stdout.reconfigure(errors="replace")
+    sys.path.append("")  # so that a recipe or policy of one's own is found in the working folder
     sys.exit(main())

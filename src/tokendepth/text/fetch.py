@@ -71,7 +71,7 @@ NAMED_TEXTS = {
                 address=_EXAMPLES + "train.txt",
                 sha256=None,
                 beginning=" \n = Valkyria Chronicles III = \n",
-                megabytes=11,
+                megabytes=11.0,
             ),
             TextFile(
                 name="wikitext2_valid.txt",
@@ -93,7 +93,7 @@ NAMED_TEXTS = {
                 address="https://mattmahoney.net/dc/enwik8.zip",
                 sha256="2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
                 member="enwik8",
-                megabytes=36,
+                megabytes=36.0,
             ),
         ),
         sizes=(90_000_000, 5_000_000),

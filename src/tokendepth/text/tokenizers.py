@@ -5,9 +5,9 @@ need not know which kind it has.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 from jaxtyping import Int
@@ -60,7 +60,7 @@ class CharacterTokenizer:
             )
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of ids."""
         return "".join(self.characters[int(one)] for one in ids)
 
@@ -99,7 +99,7 @@ class ByteTokenizer:
         """Ids of a text."""
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of ids; bytes that are no character become U+FFFD."""
         return bytes(int(one) for one in ids).decode(errors="replace")
 

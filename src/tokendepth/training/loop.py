@@ -141,7 +141,7 @@ def _backward(training: Training, batch: Batch, micro: int, tokens: int) -> dict
         raise NonFiniteError(
             f"step {state.step + 1}, batch {number} (windows at tokens "
             f"{', '.join(map(str, training.windows.starts(number)[:4]))} …): the loss is "
-            f"{float(loss)} ({', '.join(losses.sums)}); the last checkpoint is unchanged. Lower "
+            f"{loss.item()} ({', '.join(losses.sums)}); the last checkpoint is unchanged. Lower "
             "the learning rate, or train in float32."
         )
     loss.backward()

@@ -107,6 +107,15 @@ def build_tokenizer(*, bos: bool = False) -> Any:
 
 
 @pytest.fixture(scope="session")
+def given_data() -> Path:
+    """The folder that `$TOKENDEPTH_DATA` named when the tests began; skips where it names none."""
+    given = os.environ.get("TOKENDEPTH_DATA")
+    if not given or not Path(given).is_dir():
+        pytest.skip("no data: $TOKENDEPTH_DATA names no folder")
+    return Path(given)
+
+
+@pytest.fixture(scope="session")
 def make_model() -> Callable[..., Any]:
     """Build a model of a family that the test may change."""
     return build_model

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import HTTPError
 
 from tokendepth.errors import FetchError
 from tokendepth.files import cache_folder, check_sha256, write_aside
@@ -124,6 +125,8 @@ def fetched(file: TextFile, say: Callable[[str], None] = lambda _: None) -> str:
             text = _checked(file, got)
             got.replace(kept)
     except (OSError, zipfile.BadZipFile, KeyError) as error:
+        if isinstance(error, HTTPError):
+            error.close()
         places = ", ".join(str(place) for place in (*_given_places(file), kept))
         raise FetchError(
             f"{file.name} is neither at {places} nor could it be fetched from {file.address}: "

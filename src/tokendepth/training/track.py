@@ -29,7 +29,7 @@ class Tracker:
         if file.is_file():
             kept = [row for row in read_metrics(run) if row["step"] <= step]
             write_aside(file, [json.dumps(row) + "\n" for row in kept])
-        self._stream = file.open("a", encoding="utf-8")
+        self._stream = file.open("a", encoding="utf-8", buffering=1)  # a row is seen at once
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """One row."""
@@ -39,8 +39,7 @@ class Tracker:
                 self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """Hand all rows to the system."""
-        self._stream.flush()
+        """Hand events to the system; rows are there already."""
         if self._writer is not None:
             self._writer.flush()
 

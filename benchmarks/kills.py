@@ -1,6 +1,6 @@
 """Kill a training run at random moments; it must go on, and end as the unbroken one, bit for bit.
 
-    python benchmarks/kills.py --kills 20
+python benchmarks/kills.py --kills 20
 """
 
 import argparse
@@ -82,23 +82,31 @@ def main() -> None:
     given = options.parse_args()
     draw = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as work:
-        whole, broken = Path(work) / "whole", Path(work) / "broken"
+        whole = Path(work) / "whole"
         seconds = finish(whole, given.steps, given.every)
+        start = finish(whole, given.steps, given.every)  # done already: what a process needs itself
+        longest = start + 2 * max(0.0, seconds - start) / given.kills
         repeated: list[int] = []
-        while len(repeated) < given.kills:
-            # From before the first import is done to well into the run.
-            steps = kill_once(broken, given.steps, given.every, draw.uniform(0.0, seconds / 2))
-            if steps is None:
-                break
-            repeated.append(steps)
-        finish(broken, given.steps, given.every)
-        one, other = weights(whole), weights(broken)
-        equal = one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+        equal, runs = True, 0
+        while len(repeated) < given.kills:  # a run that ends before the last kill is followed up
+            broken, runs = Path(work) / f"broken{runs}", runs + 1
+            while len(repeated) < given.kills:
+                # From before the first import is done to well into the run.
+                after = draw.uniform(0.0, longest)
+                steps = kill_once(broken, given.steps, given.every, after)
+                if steps is None:
+                    break
+                repeated.append(steps)
+            finish(broken, given.steps, given.every)
+            one, other = weights(whole), weights(broken)
+            same = one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+            equal = equal and same
     print(
         json.dumps(
             {
                 "figure": "kill -9 at random moments of a run",
                 "kills": len(repeated),
+                "runs": runs,
                 "checkpoint_every": given.every,
                 "most_steps_repeated": max(repeated, default=0),
                 "steps_repeated": repeated,

@@ -1,15 +1,15 @@
 """A step of the loop against the bare forward, backward and optimizer step on the same batch.
 
-    python benchmarks/training_step.py
+python benchmarks/training_step.py
 """
 
 import argparse
 import dataclasses
 
 import torch
-from rows import ratios, row
 from torch.nn import functional
 
+from rows import ratios, row
 from tokendepth.recipes.named import recipe_named
 from tokendepth.training.checkpoint import Live, Position
 from tokendepth.training.data import Windows

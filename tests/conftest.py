@@ -15,6 +15,22 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the hub client when it is first imported
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+_without_data: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember which tests were skipped for want of data."""
+    if report.skipped and "TOKENDEPTH_DATA" in str(report.longrepr):
+        _without_data.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under CI, data that is named must be there: a skipped test fails the whole."""
+    if os.environ.get("CI") and os.environ.get("TOKENDEPTH_DATA") and _without_data:
+        print(f"\n$TOKENDEPTH_DATA is set, and yet skipped for want of data: {_without_data}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 VOCAB, WIDTH, LAYERS, POSITIONS = 320, 32, 4, 64
 _SIZES = {
     "vocab_size": VOCAB,

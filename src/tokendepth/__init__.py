@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from tokendepth.models.schedule import looped, stack
     from tokendepth.models.slots import slots_of
     from tokendepth.nn.cache import Cache
+    from tokendepth.recipes.named import recipe_named
+    from tokendepth.text.corpora import open_corpus
+    from tokendepth.training.objective import CrossEntropy, Losses
+    from tokendepth.training.optimise import OptimizerConfig
+    from tokendepth.training.recipe import Recipe
+    from tokendepth.training.result import Trained
+    from tokendepth.training.run import open_run
+    from tokendepth.training.train import TrainOptions, resume, train
     from tokendepth.types import Decision, Plan, Schedule, Span
 
 _HOME = {
@@ -45,6 +53,7 @@ _HOME = {
     "CausalityError": "errors",
     "Comparison": "comparison.result",
     "Context": "depth.base",
+    "CrossEntropy": "training.objective",
     "DamagedError": "errors",
     "Decision": "types",
     "Decoder": "models.decoder",
@@ -59,16 +68,21 @@ _HOME = {
     "Ledger": "models.cost",
     "Lens": "measure.lens",
     "Loaded": "adapters.load",
+    "Losses": "training.objective",
     "MapInterrupted": "measure.mapping",
     "MapOptions": "measure.mapping",
     "NonFiniteError": "errors",
+    "OptimizerConfig": "training.optimise",
     "Parts": "adapters.huggingface",
     "Plan": "types",
     "Policy": "depth.base",
     "RandomKeep": "depth.random_keep",
+    "Recipe": "training.recipe",
     "Rule": "measure.settling",
     "Schedule": "types",
     "Span": "types",
+    "TrainOptions": "training.train",
+    "Trained": "training.result",
     "View": "adapters.view",
     "benchmark": "engine.benchmark",
     "capture": "measure.capture",
@@ -81,10 +95,15 @@ _HOME = {
     "load_model": "models.saved",
     "looped": "models.schedule",
     "map": "measure.mapping",
+    "open_corpus": "text.corpora",
+    "open_run": "training.run",
     "probe": "evaluation.causality",
+    "recipe_named": "recipes.named",
+    "resume": "training.train",
     "save_model": "models.saved",
     "slots_of": "models.slots",
     "stack": "models.schedule",
+    "train": "training.train",
 }
 
 __all__ = [
@@ -93,6 +112,7 @@ __all__ = [
     "CausalityError",
     "Comparison",
     "Context",
+    "CrossEntropy",
     "DamagedError",
     "Decision",
     "Decoder",
@@ -107,16 +127,21 @@ __all__ = [
     "Ledger",
     "Lens",
     "Loaded",
+    "Losses",
     "MapInterrupted",
     "MapOptions",
     "NonFiniteError",
+    "OptimizerConfig",
     "Parts",
     "Plan",
     "Policy",
     "RandomKeep",
+    "Recipe",
     "Rule",
     "Schedule",
     "Span",
+    "TrainOptions",
+    "Trained",
     "View",
     "__version__",
     "benchmark",
@@ -130,10 +155,15 @@ __all__ = [
     "load_model",
     "looped",
     "map",
+    "open_corpus",
+    "open_run",
     "probe",
+    "recipe_named",
+    "resume",
     "save_model",
     "slots_of",
     "stack",
+    "train",
 ]
 
 

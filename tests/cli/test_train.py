@@ -1,11 +1,13 @@
 """`train` from end to end: trained, stopped, resumed, evaluated, compared; and every bad input."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,3 +245,20 @@ def test_ctrl_c_saves_and_the_run_goes_on(run, folder):
     code, out, _ = run("train", "--resume", "one")
     assert code == 0
     assert last(out)["loss"] == last(whole)["loss"]
+
+
+def test_one_of_your_own_as_the_docs_have_it(folder):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    (block,) = re.findall(r"^```python mine.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (folder / "mine.py").write_text(block)
+    script = Path(sys.executable).parent / "tokendepth"
+    for arguments in (
+        ["train", "mine:gated", "--data", "text.txt", "--steps", "4", "--out", "one",
+         "--set", "policy.shift=0.5"],
+        ["evaluate", "one"],
+    ):  # fmt: skip
+        done = subprocess.run([script, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    line = last(done.stdout)
+    assert {"loss_soft", "loss_hard"} <= set(line)
+    assert line["causal"] is True

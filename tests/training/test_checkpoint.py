@@ -16,8 +16,13 @@ from tokendepth.errors import DamagedError, NonFiniteError
 from tokendepth.models import saved
 from tokendepth.models.saved import newest_checkpoint, read_tensors
 from tokendepth.training import checkpoint
-from tokendepth.training.checkpoint import PARTIAL, Position, remove_partial, restore
-from tokendepth.training.checkpoint import save_checkpoint
+from tokendepth.training.checkpoint import (
+    PARTIAL,
+    Position,
+    remove_partial,
+    restore,
+    save_checkpoint,
+)
 from tokendepth.training.train import TrainOptions, _live, train
 
 POINTS = (

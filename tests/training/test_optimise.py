@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.training.toys import Noisy, noisy, tiny
-from tokendepth import Dense, DecoderConfig, NonFiniteError, stack
+from tokendepth import DecoderConfig, Dense, NonFiniteError, stack
 from tokendepth.depth.base import Policy
 from tokendepth.training.data import Windows
 from tokendepth.training.initial import Initial
@@ -109,7 +109,9 @@ def test_accumulation_is_one_big_batch(ids, order):
     if order == "random":  # draws are by batch, so give both the same windows
         starts = [whole.windows.starts(number) for number in range(2)]
         flat = [int(one) for some in starts for one in some]
-        parts.windows.starts = lambda number: torch.tensor(flat[2 * number : 2 * number + 2]).numpy()
+        parts.windows.starts = lambda number: torch.tensor(
+            flat[2 * number : 2 * number + 2]
+        ).numpy()
     else:
         assert whole.windows.num_windows == 32
         parts.windows.ids = whole.windows.ids = ids[:490]  # the last window has 10 - 1 targets

@@ -11,7 +11,9 @@ from tokendepth.training.optimise import OptimizerConfig
 from tokendepth.training.recipe import Recipe
 from tokendepth.types import Schedule
 
-TEXT = "".join(f"{number} is not {number + 1}; the question is {number % 7}?\n" for number in range(60))
+TEXT = "".join(
+    f"{number} is not {number + 1}; the question is {number % 7}?\n" for number in range(60)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,9 @@ class Noisy:
         depth = int(torch.randint(1, 3, (1,), generator=state.shared()))
         short = Schedule(spans=decoder.schedule.spans[: depth + 1])
         output = decoder(batch.inputs, batch.mask, schedule=short, row_keys=batch.row_keys)
-        noise = 1 + 0.1 * torch.rand(1, generator=state.generator).item() + 0.1 * torch.rand(1).item()
+        noise = (
+            1 + 0.1 * torch.rand(1, generator=state.generator).item() + 0.1 * torch.rand(1).item()
+        )
         sums = {"cross_entropy": noise * cross_entropy(output.logits, batch)}
         weights = {"depth": self.penalty * state.progress}
         return Losses(sums=sums | weighted_penalties(output, batch, weights))

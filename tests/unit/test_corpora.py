@@ -61,7 +61,9 @@ def text_file(base, **changes):
 @pytest.mark.parametrize("length", [1, 7, 99, 100])
 def test_parts_join_to_the_text(shares, length):
     text = "".join(chr(97 + number % 26) for number in range(length))
-    train, validation, test = cut(text, Split(train=shares[0], validation=shares[1], test=shares[2]))
+    train, validation, test = cut(
+        text, Split(train=shares[0], validation=shares[1], test=shares[2])
+    )
     assert train + validation + test == text
     assert len(train) == round(length * shares[0])
     assert (test == "") or shares[2] > 0
@@ -150,7 +152,12 @@ def test_a_failure_names_all_three_places(server, places, monkeypatch):
     monkeypatch.setenv("TOKENDEPTH_DATA", str(places / "data"))
     with pytest.raises(FetchError) as caught:
         fetched(text_file(address))
-    for word in (str(places / "data"), str(places / "cache" / "texts"), address + "song.txt", "404"):
+    for word in (
+        str(places / "data"),
+        str(places / "cache" / "texts"),
+        address + "song.txt",
+        "404",
+    ):
         assert word in str(caught.value)
     assert not list((places / "cache" / "texts").iterdir())
 
@@ -238,8 +245,9 @@ def test_hub_sets_become_parts(monkeypatch, loaded, name, expected):
 
     asked = []
     fake = types.SimpleNamespace(
-        load_dataset=lambda *given: asked.append(given)
-        or {part: FakePart(columns) for part, columns in loaded.items()}
+        load_dataset=lambda *given: (
+            asked.append(given) or {part: FakePart(columns) for part, columns in loaded.items()}
+        )
     )
     monkeypatch.setattr(hub, "import_module", lambda _: fake)
     assert hub.hub_parts(name) == expected

@@ -27,8 +27,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Under CI, data that is named must be there: a skipped test fails the whole."""
     if os.environ.get("CI") and os.environ.get("TOKENDEPTH_DATA") and _without_data:
-        print(f"\n$TOKENDEPTH_DATA is set, and yet skipped for want of data: {_without_data}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which tests those were."""
+    if os.environ.get("TOKENDEPTH_DATA"):
+        for test in _without_data:
+            terminalreporter.write_line(f"$TOKENDEPTH_DATA lacks what this needs: {test}")
 
 
 VOCAB, WIDTH, LAYERS, POSITIONS = 320, 32, 4, 64

@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,8 @@ def test_a_kill_between_any_two_operations_of_a_save(live, tmp_path, monkeypatch
         run = tmp_path / f"{count}"
         run.mkdir()
         save_checkpoint(run, live)
-        killed = in_a_child(lambda: kill_during_the_next_save(live, run, monkeypatch, count, after))
+        given = (live, run, monkeypatch, count, after)
+        killed = in_a_child(partial(kill_during_the_next_save, *given))
         if not killed:
             break
         assert killed == signal.SIGKILL

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tokendepth.depth.random_keep import RandomKeep
     from tokendepth.engine.bench_result import Benchmark
     from tokendepth.engine.benchmark import benchmark
+    from tokendepth.engine.decode import GenerateOptions, NewToken, stream
+    from tokendepth.engine.generate import generate
+    from tokendepth.engine.generation import Generation
+    from tokendepth.engine.sampling import Sampling
     from tokendepth.errors import CausalityError, DamagedError, FetchError, NonFiniteError
     from tokendepth.evaluation.causality import probe
     from tokendepth.evaluation.evaluate import evaluate
@@ -30,13 +34,13 @@ if TYPE_CHECKING:
     from tokendepth.measure.mapping import MapInterrupted, MapOptions, map
     from tokendepth.measure.settling import Rule
     from tokendepth.models.config import DecoderConfig
-    from tokendepth.models.convert import from_transformers
+    from tokendepth.models.convert import from_transformers, to_transformers
     from tokendepth.models.cost import Ledger, ledger
     from tokendepth.models.decoder import Decoder, DecoderOutput
     from tokendepth.models.saved import load_model, save_model
     from tokendepth.models.schedule import looped, stack
-    from tokendepth.models.slots import slots_of
-    from tokendepth.nn.cache import Cache
+    from tokendepth.nn.cache import Cache, load_cache
+    from tokendepth.nn.rotary import Stretch
     from tokendepth.recipes.named import recipe_named
     from tokendepth.text.corpora import open_corpus
     from tokendepth.training.objective import CrossEntropy, Losses
@@ -64,6 +68,8 @@ _HOME = {
     "Evaluation": "evaluation.result",
     "FetchError": "errors",
     "FixedExit": "depth.fixed_exit",
+    "GenerateOptions": "engine.decode",
+    "Generation": "engine.generation",
     "HuggingFaceView": "adapters.huggingface",
     "Ledger": "models.cost",
     "Lens": "measure.lens",
@@ -71,6 +77,7 @@ _HOME = {
     "Losses": "training.objective",
     "MapInterrupted": "measure.mapping",
     "MapOptions": "measure.mapping",
+    "NewToken": "engine.decode",
     "NonFiniteError": "errors",
     "OptimizerConfig": "training.optimise",
     "Parts": "adapters.huggingface",
@@ -79,8 +86,10 @@ _HOME = {
     "RandomKeep": "depth.random_keep",
     "Recipe": "training.recipe",
     "Rule": "measure.settling",
+    "Sampling": "engine.sampling",
     "Schedule": "types",
     "Span": "types",
+    "Stretch": "nn.rotary",
     "TrainOptions": "training.train",
     "Trained": "training.result",
     "View": "adapters.view",
@@ -90,8 +99,10 @@ _HOME = {
     "evaluate": "evaluation.evaluate",
     "find_view": "adapters.huggingface",
     "from_transformers": "models.convert",
+    "generate": "engine.generate",
     "ledger": "models.cost",
     "load": "adapters.load",
+    "load_cache": "nn.cache",
     "load_model": "models.saved",
     "looped": "models.schedule",
     "map": "measure.mapping",
@@ -101,8 +112,9 @@ _HOME = {
     "recipe_named": "recipes.named",
     "resume": "training.train",
     "save_model": "models.saved",
-    "slots_of": "models.slots",
     "stack": "models.schedule",
+    "stream": "engine.decode",
+    "to_transformers": "models.convert",
     "train": "training.train",
 }
 
@@ -123,6 +135,8 @@ __all__ = [
     "Evaluation",
     "FetchError",
     "FixedExit",
+    "GenerateOptions",
+    "Generation",
     "HuggingFaceView",
     "Ledger",
     "Lens",
@@ -130,6 +144,7 @@ __all__ = [
     "Losses",
     "MapInterrupted",
     "MapOptions",
+    "NewToken",
     "NonFiniteError",
     "OptimizerConfig",
     "Parts",
@@ -138,8 +153,10 @@ __all__ = [
     "RandomKeep",
     "Recipe",
     "Rule",
+    "Sampling",
     "Schedule",
     "Span",
+    "Stretch",
     "TrainOptions",
     "Trained",
     "View",
@@ -150,8 +167,10 @@ __all__ = [
     "evaluate",
     "find_view",
     "from_transformers",
+    "generate",
     "ledger",
     "load",
+    "load_cache",
     "load_model",
     "looped",
     "map",
@@ -161,8 +180,9 @@ __all__ = [
     "recipe_named",
     "resume",
     "save_model",
-    "slots_of",
     "stack",
+    "stream",
+    "to_transformers",
     "train",
 ]
 

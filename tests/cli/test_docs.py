@@ -16,7 +16,11 @@ from tokendepth.engine.benchmark import synthetic
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = {"extending.md": "executed share 0.", "ledger.md": "{'query': "}
+PAGES = {
+    "extending.md": "executed share 0.",
+    "families.md": "gap ",
+    "ledger.md": "{'query': ",
+}
 
 
 def test_every_page_with_python_is_run():

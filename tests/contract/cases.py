@@ -1,4 +1,8 @@
-"""Every policy, on a stack and on a looped schedule, under each rule for keys and values."""
+"""Every policy, on a stack and on a looped schedule, under each rule for keys and values.
+
+Each of these runs on one kind of block, chosen so that all pairs are met: every kind of block with
+every policy and routing, and with every schedule and rule. The rest of the product is `slow`.
+"""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -26,6 +30,40 @@ CONFIG = DecoderConfig(
     tied_head=False,
     adapter=True,
 )
+_LAYERED = {
+    "norm": "layer",
+    "gated": False,
+    "activation": "gelu",
+    "attention_bias": True,
+    "output_bias": True,
+    "feed_forward_bias": True,
+}
+BLOCKS = {
+    "plain": {},
+    "learned": {**_LAYERED, "positions": "learned", "max_positions": 32, "activation": "gelu_tanh"},
+    "parallel": {**_LAYERED, "parallel": True, "rotary_width": 2, "num_key_value_heads": 4},
+    "one-norm": {
+        **_LAYERED,
+        "attention_bias": False,
+        "parallel": True,
+        "shared_norm": True,
+        "rotary_width": 2,
+        "head_bias": True,
+    },
+    "window": {"windows": (3, 5, 3, 2), "tied_head": True},
+    "sandwich": {
+        "post_norms": True,
+        "gains_from_one": True,
+        "query_key_norm": True,
+        "activation": "gelu_tanh",
+        "attention_cap": 2.0,
+        "logit_cap": 5.0,
+        "attention_scale": 0.4,
+        "embedding_scale": 4.0,
+        "windows": (4, None, 4, None),
+        "window_rotary_base": 100.0,
+    },
+}
 SCHEDULES = {
     "stack": stack(4),
     "stack-coda": stack(4, stem=1, coda=1),
@@ -41,9 +79,19 @@ class Case:
     schedule: str
     rule: str
     routing: str | None = None
+    block: str = "plain"
 
     def __str__(self):
-        return "-".join(filter(None, (self.policy, self.routing, self.schedule, self.rule)))
+        parts = (self.policy, self.routing, self.schedule, self.rule, self.block)
+        return "-".join(filter(None, parts))
+
+    @property
+    def pairs(self):
+        """What meets in this case, by pairs that each have to be met somewhere."""
+        return {
+            (self.block, self.policy, self.routing),
+            (self.block, self.schedule, self.rule),
+        }
 
 
 def _routings(policy):
@@ -52,8 +100,20 @@ def _routings(policy):
     )
 
 
+def _spread(cases):
+    """Each case with the kind of block that meets most for the first time, of these the rarest."""
+    spread, met, uses = [], set(), dict.fromkeys(BLOCKS, 0)
+    for case in cases:
+        choices = (replace(case, block=block) for block in BLOCKS)
+        chosen = max(choices, key=lambda one: (len(one.pairs - met), -uses[one.block]))
+        met |= chosen.pairs
+        uses[chosen.block] += 1
+        spread.append(chosen)
+    return spread
+
+
 POLICIES = ("update", "span", "exit", "halt", "upfront", "topk", "fixed", "random")
-CASES = [
+PRODUCT = [
     Case(policy, schedule, rule, routing)
     for policy in POLICIES
     for routing in _routings(policy)
@@ -62,6 +122,7 @@ CASES = [
     if rule != "carried" or schedule.startswith("looped")
     if policy != "halt" or schedule.startswith("looped")
 ]
+CASES = _spread(PRODUCT)
 SKIPPING = [case for case in CASES if case.routing != "soft"]
 # Pairwise: every case meets every executor and every way of cutting, not all pairs of the two.
 EXECUTORS = ("dense", "gathered", "feed_forward")
@@ -121,12 +182,14 @@ def skips(case, decoder):
 def _build(case, seed):
     torch.manual_seed(seed)
     order = SCHEDULES[case.schedule]
-    decoder = Decoder(replace(CONFIG, key_value_rule=case.rule), order)
-    for parameter in decoder.parameters():
+    config = replace(CONFIG, key_value_rule=case.rule, **BLOCKS[case.block])
+    decoder = Decoder(config, order)
+    for name, parameter in decoder.named_parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.35)
         else:
-            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+            gain = "norm" in name and not name.endswith("bias") and not config.gains_from_one
+            torch.nn.init.normal_(parameter, mean=float(gain), std=0.2)
     decoder.policy = _policy(case, decoder, len(order.spans))
     return decoder.double().eval()
 

@@ -6,9 +6,18 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.contract.cases import CASES, EXECUTORS, KEYS, SCHEDULES, SKIPPING, build, ragged, rotated
+from tests.contract.cases import (
+    BLOCKS,
+    CASES,
+    EXECUTORS,
+    KEYS,
+    SCHEDULES,
+    SKIPPING,
+    build,
+    ragged,
+    rotated,
+)
 from tokendepth.models.cost import LINES, dense_twin, ledger
-from tokendepth.models.slots import slots_of
 
 SIZES = {"once": (12,), "chunks": (5, 1, 6)}
 
@@ -31,7 +40,7 @@ def calls(case, executor, cut, *, padded=True):
     start = 0
     for size in SIZES[cut]:
         part = slice(start, start + size)
-        before = {} if cache is None else slots_of(cache)
+        before = {} if cache is None else cache.tracks
         counter = FlopCounterMode(display=False)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
             output = decoder(
@@ -80,6 +89,7 @@ def test_visible_pairs_are_those_counted_one_by_one(case, executor, cut):
 def _pairs(case, output, stored, executor):
     """Sets of stored positions for each row, block and loop; `stored` outlives the call."""
     record, total = output.record, 0
+    windows = BLOCKS[case.block].get("windows", (None,) * 4)
     for number, (index, block) in enumerate(SCHEDULES[case.schedule].visits):
         loop = SCHEDULES[case.schedule].spans[index].loop
         for row in range(len(record.mask)):
@@ -104,7 +114,8 @@ def _pairs(case, output, stored, executor):
                 )
             for position, runs in tokens:
                 if runs or executor != "gathered":
-                    total += sum(one <= position for one in seen)
+                    first = 0 if windows[block] is None else position - windows[block] + 1
+                    total += sum(first <= one <= position for one in seen)
     return total
 
 

@@ -25,7 +25,8 @@ from tokendepth.models.decoder import Decoder
 from tokendepth.models.saved import load_weights, save_weights
 from tokendepth.models.schedule import looped, stack
 from tokendepth.nn.attention import Attention, AttentionConfig
-from tokendepth.nn.cache import EMPTY, Store
+from tokendepth.nn.cache import Store
+from tokendepth.nn.track import EMPTY, Track
 from tokendepth.numerics import keyed_normal, keyed_uniform
 
 
@@ -140,12 +141,14 @@ def test_a_query_without_keys_gives_zeros_and_finite_gradients():
 
 
 def test_of_each_position_only_the_newest_loop_up_to_this_one_is_visible():
-    store, one = Store(), torch.zeros(1, 2, 1, 2)
+    store, one = Store(Track()), torch.zeros(1, 2, 1, 2)
     store.extend(one, one, torch.tensor([[0, 1]]), loop=0)
     store.extend(one, one, torch.tensor([[0, EMPTY]]), loop=1)
     store.extend(one, one, torch.tensor([[0, 1]]), loop=2)
     queries = torch.tensor([[1]])
-    seen = {loop: store.visible(queries, loop, newest=True)[0, 0].tolist() for loop in range(3)}
+    seen = {
+        loop: store.track.visible(queries, loop, newest=True)[0, 0].tolist() for loop in range(3)
+    }
     assert seen[0] == [True, True, False, False, False, False]
     assert seen[1] == [False, True, True, False, False, False]
     assert seen[2] == [False, False, False, False, True, True]

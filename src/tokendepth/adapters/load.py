@@ -52,6 +52,15 @@ class Loaded:
         """
         return self.model if isinstance(self.model, Decoder) else from_transformers(self.model)
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a text, by the model's own settings and its tokenizer."""
+        settings = getattr(self.model, "generation_config", None)
+        given = getattr(settings, "eos_token_id", None)
+        ids = list(given) if isinstance(given, list | tuple) else [given]
+        ids.append(getattr(self.tokenizer, "eos_token_id", None))
+        return frozenset(one for one in ids if one is not None)
+
     def on_decoder(self, schedule: Schedule | None = None) -> "Loaded":
         """The same weights and tokenizer on our decoder, for measures of its own spans and loops.
 

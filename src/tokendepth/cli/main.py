@@ -15,6 +15,7 @@ from tokendepth import __version__
 from tokendepth.cli.benchmark import BenchmarkCommand
 from tokendepth.cli.compare import CompareCommand
 from tokendepth.cli.evaluate import EvaluateCommand
+from tokendepth.cli.generate import GenerateCommand
 from tokendepth.cli.list import ListCommand
 from tokendepth.cli.map import MapCommand
 from tokendepth.cli.train import TrainCommand
@@ -22,6 +23,7 @@ from tokendepth.cli.train import TrainCommand
 Command = (
     Annotated[MapCommand, tyro.conf.subcommand("map")]
     | Annotated[TrainCommand, tyro.conf.subcommand("train")]
+    | Annotated[GenerateCommand, tyro.conf.subcommand("generate")]
     | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
     | Annotated[BenchmarkCommand, tyro.conf.subcommand("benchmark")]
     | Annotated[CompareCommand, tyro.conf.subcommand("compare")]

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tokendepth.nn.block import Block
-from tokendepth.nn.cache import Cache, Purpose
+from tokendepth.nn.cache import Cache, Memory, Purpose
 from tokendepth.nn.rotary import Turn
 from tokendepth.types import Decision, Gates, Routing, Schedule, Span
 
@@ -31,8 +31,10 @@ class Context:
     """Position of each token in its row, padding not counted."""
     mask: Bool[Tensor, "batch seq"]
     """False at padding."""
-    unpadded: bool
-    """True when there is no padding and nothing before this call."""
+    full: bool
+    """True when there is no padding in this call."""
+    slots: Int[Tensor, "batch seq"]
+    """Positions as stored with keys and values: -1 at padding."""
     row_keys: Int[Tensor, " batch"]
     """Which document or window each row is; keys for draws and plans."""
     turns: Turns
@@ -44,8 +46,8 @@ class Context:
     gates: Gates = "update"
     purpose: Purpose = "run"
     span_index: int = 0
-    previous: State = None
-    """The policy's state at the end of the call before, with a cache."""
+    previous: Memory | None = None
+    """What the policy remembers from the calls before, with a cache."""
     read: Callable[[Tensor], Tensor]
     """Logits (row, vocab) that the marked rows would get now, in row-major order. A read runs the
     coda and the head, and is paid for. Call it in every decision or in none, whether or not a row
@@ -60,6 +62,9 @@ class Context:
     """The span's first block."""
     normed: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     """The entry and its normed form, once a policy has asked; the block takes it from here."""
+
+    few: Any = field(default=None, repr=False)
+    """What `depth.few` has worked out for this call; False where it cannot take it."""
 
     def attention_input(self) -> Float[Tensor, "batch seq dim"]:
         """The normed input of the span's first block, computed once and shared with the block."""
@@ -156,6 +161,15 @@ class Policy(nn.Module, ABC):
     def start(self, hidden: Float[Tensor, "batch seq dim"], context: Context) -> State:
         """What to remember from the first routed span on."""
         del hidden, context
+
+    def remember(self, state: State, context: Context) -> Memory | None:
+        """What the next call needs to know of this one and those before, with a cache.
+
+        It comes back as `context.previous`. None for decisions that look at nothing but their own
+        token and what attention brings to it.
+        """
+        del state, context
+        return None
 
     @abstractmethod
     def decide(

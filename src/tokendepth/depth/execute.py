@@ -8,17 +8,19 @@ which the row stands still, under `kept` and `carried` they are not computed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tokendepth.depth import few
 from tokendepth.depth.base import Context, Turns, broadcast, kept_rows
 from tokendepth.nn.block import Block
-from tokendepth.nn.cache import EMPTY, Store
+from tokendepth.nn.cache import Store
 from tokendepth.nn.rows import Rows
+from tokendepth.nn.track import EMPTY
 from tokendepth.types import Decision, Span
 
 Hidden = Float[Tensor, "batch seq dim"]
@@ -44,6 +46,8 @@ def dense(
     With `rows`, the feed-forward layer is computed for these alone.
     """
     keep, weight = decision.keep, decision.weight
+    if keep is None and few.fits(blocks, hidden, decision, span, context):
+        return few.run(span, blocks, hidden, entry, decision, context)
     gate = weight if context.gates == "update" else None
     stored = context.mask if context.cache.rule == "all" else kept_rows(decision, context.mask)
     state = entry
@@ -52,9 +56,9 @@ def dense(
         turn = context.turns[block.windowed]
         queries = block.attention.queries(normed, turn)
         keys, values = block.attention.keys_values(normed, turn)
-        store = context.cache.store(context.purpose, index, span.loop)
+        store = _store(context, span, index, block)
         _extend(store, keys, values, stored, span.loop, context)
-        mixed = _attend(block, queries, store, context.positions, span, context, keep is None)
+        mixed = _attend(block, queries, store, context.positions, span, context)
         added = _add(state, block.attention_update(mixed), gate)
         source = block.feed_forward_source(state, normed, added)
         del normed, queries, keys, values, mixed  # not held while the widest layer runs
@@ -93,22 +97,26 @@ def gathered(
     context: Context,
 ) -> Hidden:
     """Compute the kept rows alone, and of the others what the rule for keys and values asks."""
-    if decision.keep is None and context.unpadded:
-        return dense(span, blocks, hidden, entry, decision, context)
-    split = _Split.of(decision, entry, context)
-    running, state = split.running, split.running.gather(entry)
+    if few.fits(blocks, hidden, decision, span, context):
+        return few.run(span, blocks, hidden, entry, decision, context)
+    running = Rows(kept_rows(decision, context.mask))
+    if running.count == context.mask.numel():
+        return dense(span, blocks, hidden, entry, replace(decision, keep=None), context)
+    if running.count == 0 and context.full:
+        return _stand_still(span, blocks, hidden, entry, context)
+    split, state = _Split.of(running, entry, context), running.gather(entry)
     queries_at = running.pad(running.gather(context.positions))
     gate = None
     if decision.weight is not None and context.gates == "update":
         gate = running.gather(decision.weight)
     for number, (index, block) in enumerate(zip(span.blocks, blocks, strict=True)):
-        store = context.cache.store(context.purpose, index, span.loop)
+        store = _store(context, span, index, block)
         normed = split.store_keys(store, block, state, span.loop, context, first=number == 0)
         if running.count:
             turn = split.turns[block.windowed]
             queries = running.pad(block.attention.queries(normed, turn))
             context.padded_queries += running.num_padded
-            mixed = _attend(block, queries, store, queries_at, span, context, whole=False)
+            mixed = _attend(block, queries, store, queries_at, span, context)
             added = _add(state, block.attention_update(running.unpad(mixed)), gate)
             source = block.feed_forward_source(state, normed, added)
             state = _add(added, block.feed_forward_update(source), gate)
@@ -118,6 +126,22 @@ def gathered(
         old = running.gather(hidden)
         state = old + broadcast(running.gather(decision.weight), old) * (state - old)
     return running.scatter(hidden, state)
+
+
+def _stand_still(
+    span: Span, blocks: Sequence[Block], hidden: Hidden, entry: Hidden, context: Context
+) -> Hidden:
+    """No row runs: keys and values alone, where the rule wants them."""
+    for number, (index, block) in enumerate(zip(span.blocks, blocks, strict=True)):
+        if context.cache.rule == "all":
+            normed = block.attention_norm(entry) if number else _normed(block, entry, context)
+            keys, values = block.attention.keys_values(normed, context.turns[block.windowed])
+            _extend(
+                _store(context, span, index, block), keys, values, context.mask, span.loop, context
+            )
+        if number + 1 < len(blocks):
+            context.watch(_visit(context, number), lambda: hidden)
+    return hidden
 
 
 @dataclass(frozen=True)
@@ -133,8 +157,7 @@ class _Split:
     still_turns: Turns | None
 
     @staticmethod
-    def of(decision: Decision, entry: Hidden, context: Context) -> "_Split":
-        running = Rows(kept_rows(decision, context.mask))
+    def of(running: Rows, entry: Hidden, context: Context) -> "_Split":
         turns = _gather_turns(running, context.turns)
         standing = Rows(context.mask & ~running.mask)
         if context.cache.rule != "all" or standing.count == 0:
@@ -219,6 +242,11 @@ def _normed(block: Block, state: Hidden, context: Context) -> Hidden:
     return block.attention_norm(state)
 
 
+def _store(context: Context, span: Span, index: int, block: Block) -> Store:
+    window = block.attention.config.window
+    return context.cache.store(context.purpose, index, span.loop, window)
+
+
 def _attend(
     block: Block,
     queries: Tensor,
@@ -226,17 +254,19 @@ def _attend(
     positions: Tensor,
     span: Span,
     context: Context,
-    whole: bool,
 ) -> Tensor:
-    """Attention over what is stored. Only a whole, unpadded first call may skip the mask."""
+    """Attention over what is stored. The mask is spared where slots and queries are in order.
+
+    That is so where the track says it of the slots, and the queries are all of them or the last.
+    """
     assert store.keys is not None
     assert store.values is not None
-    carried = context.cache.rule == "carried"
-    window = block.attention.config.window
-    short = window is None or queries.shape[1] <= window
-    if whole and context.unpadded and short and not carried:
+    track, window, count = store.track, store.window, queries.shape[1]
+    ordered = track.in_order and positions is context.positions and count in (1, len(track))
+    if ordered and (window is None or len(track) <= window):
         return block.attention.attend(queries, store.keys, store.values, None)
-    visible = store.visible(positions, span.loop, newest=carried, window=window)
+    carried = context.cache.rule == "carried"
+    visible = track.visible(positions, span.loop, newest=carried, window=window)
     return block.attention.attend(queries, store.keys, store.values, visible)
 
 
@@ -249,12 +279,16 @@ def _extend(
     context: Context,
 ) -> None:
     """Store a rectangle of keys and values. Slots left empty are zeroed: 0 x NaN is NaN."""
-    positions = context.positions
-    if not (context.unpadded and stored is context.mask):
+    whole = stored is context.mask
+    slots, in_order = context.slots, False
+    if not whole:
+        slots = torch.where(stored, context.positions, EMPTY)
+    if whole and context.full:
+        in_order = len(store.track) == context.cache.uniform
+    else:
         keys = torch.where(stored[..., None, None], keys, 0.0)
         values = torch.where(stored[..., None, None], values, 0.0)
-        positions = torch.where(stored, positions, EMPTY)
-    store.extend(keys, values, positions, loop)
+    store.extend(keys, values, slots, loop, in_order=in_order)
 
 
 def _extend_rows(

@@ -1,8 +1,7 @@
 """What is timed: a prefill, one decoded token, a training step; dense or under decisions."""
 
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,8 +14,8 @@ from tokendepth.depth.execute import ExecutorName
 from tokendepth.engine.timing import Arm
 from tokendepth.models.cost import Ledger, dense_twin, ledger
 from tokendepth.models.decoder import Decoder, DecoderOutput
-from tokendepth.models.slots import Key, Slots, slots_of
-from tokendepth.nn.cache import Cache
+from tokendepth.nn.cache import Cache, Key
+from tokendepth.nn.track import Track
 from tokendepth.numerics import keyed_uniform
 from tokendepth.types import Plan
 
@@ -90,14 +89,18 @@ def work(
 
 
 def _decode(decoder: Decoder, ids: Tensor, options: Mapping[str, Any]) -> Work:
-    filled = decoder.cache()
+    size = ids.shape[1]
+    filled = decoder.cache(room=size, rewind=1)
     with torch.no_grad():
         decoder(ids[:, :-1], cache=filled, **options)
+    before = filled.tracks
+
+    def prepare() -> Cache:
+        filled.crop(size - 1)
+        return filled
+
     run = _no_grad(lambda cache: decoder(ids[:, -1:], cache=cache, **options))
-    return Work(
-        arm=Arm(run, lambda: branch(filled)),
-        cost=_cost(decoder, lambda: run(branch(filled)), slots_of(filled)),
-    )
+    return Work(arm=Arm(run, prepare), cost=_cost(decoder, lambda: run(prepare()), before))
 
 
 def _train(decoder: Decoder, ids: Tensor, options: Mapping[str, Any]) -> Work:
@@ -119,11 +122,6 @@ def _train(decoder: Decoder, ids: Tensor, options: Mapping[str, Any]) -> Work:
     return Work(arm=Arm(step), cost=_cost(decoder, lambda: run(None)))
 
 
-def branch(cache: Cache) -> Cache:
-    """A cache that can be extended while the given one stays as it is."""
-    return replace(cache, stores={key: copy.copy(one) for key, one in cache.stores.items()})
-
-
 def _no_grad(run: Callable[[Any], DecoderOutput]) -> Callable[[Any], DecoderOutput]:
     return torch.no_grad()(run)
 
@@ -131,7 +129,7 @@ def _no_grad(run: Callable[[Any], DecoderOutput]) -> Callable[[Any], DecoderOutp
 def _cost(
     decoder: Decoder,
     run: Callable[[], DecoderOutput],
-    before: Mapping[Key, Slots] | None = None,
+    before: Mapping[Key, Track] | None = None,
 ) -> Callable[[bool], Ledger]:
     record = run().record
     if isinstance(record.policy, Dense):

@@ -53,6 +53,8 @@ class MapOptions:
     """Windows in one forward pass, at most."""
     limit: int | None = None
     """Map at most so many tokens of each document."""
+    generate: int | None = None
+    """Map each text together with so many tokens of the model's own greedy continuation."""
 
     def check(self) -> None:
         """Raise a `ValueError` that names the first option out of its range."""
@@ -63,6 +65,8 @@ class MapOptions:
             raise ValueError(f"batch: got {self.batch}; it must be at least 1")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit: got {self.limit}; it must be at least 1")
+        if self.generate is not None and self.generate < 1:
+            raise ValueError(f"generate: got {self.generate}; it must be at least 1")
 
 
 class MapInterrupted(KeyboardInterrupt):

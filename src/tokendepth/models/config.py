@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from tokendepth.nn.attention import AttentionConfig
 from tokendepth.nn.feed_forward import Activation, FeedForwardConfig
+from tokendepth.nn.rotary import Stretch
 from tokendepth.types import KeyValueRule
 
 _ALLOWED = {
@@ -30,6 +31,8 @@ class DecoderConfig:
     norm_epsilon: float = 1e-5
     norm_bias: bool = True
     """Of layer norms; root-mean-square norms have none."""
+    gains_from_one: bool = False
+    """Root-mean-square norms store their gains as distances from one (Gemma)."""
     post_norms: bool = False
     """Sandwich norms: each half's update is normalised before it is added."""
     query_key_norm: bool = False
@@ -37,7 +40,10 @@ class DecoderConfig:
     rotary_width: int | None = None
     """Features of a head that turn, from the first; None for all."""
     rotary_base: float = 10_000.0
+    rotary_stretch: Stretch | None = None
+    """Slower turns for longer texts; not of the blocks under `window_rotary_base`."""
     rotary_scaling: float = 1.0
+    """Factor on cosine and sine."""
     window_rotary_base: float | None = None
     """Of blocks with a window, where it differs."""
     windows: tuple[int | None, ...] = ()
@@ -71,6 +77,9 @@ class DecoderConfig:
     Learned positions have a table of this size."""
     key_value_rule: KeyValueRule = "all"
     """Keys and values of skipped rows: from the frozen state, absent, or the last ones computed."""
+    family: str | None = None
+    """What transformers calls the family that the weights came from; `to_transformers` goes back
+    to it. Nothing is computed from it."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "num_blocks", "num_heads", "head_dim", "inner_width"):
@@ -91,6 +100,8 @@ class DecoderConfig:
             raise ValueError(f"dropout: got {self.dropout}; it must be at least 0 and below 1")
         if self.shared_norm and not self.parallel:
             raise ValueError("shared_norm: only blocks with parallel=True can share their norm")
+        if self.gains_from_one and self.norm != "rms":
+            raise ValueError("gains_from_one: only norm='rms' can store its gains so")
 
     def _check_positions(self) -> None:
         if self.positions == "learned":
@@ -125,6 +136,7 @@ class DecoderConfig:
             output_bias=self.output_bias,
             query_key_norm=self.query_key_norm,
             norm_epsilon=self.norm_epsilon,
+            gains_from_one=self.gains_from_one,
             window=self.windows[block] if self.windows else None,
             scale=self.attention_scale,
             cap=self.attention_cap,

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from tokendepth.depth.base import kept_rows
 from tokendepth.depth.execute import ExecutorName
 from tokendepth.models.decoder import Decoder, DecoderOutput
-from tokendepth.models.slots import Key, Slots, no_slots
 from tokendepth.models.walk import Record
 from tokendepth.nn.block import Block
-from tokendepth.nn.cache import EMPTY, Purpose
+from tokendepth.nn.cache import Key, Purpose
 from tokendepth.nn.rows import Rows
+from tokendepth.nn.track import EMPTY, Track
 from tokendepth.types import PLAIN, Decision, Span
 
 Counting = Literal["visible", "computed"]
@@ -85,7 +85,7 @@ def ledger(
     output: DecoderOutput | Record,
     *,
     executor: ExecutorName | None = None,
-    before: Mapping[Key, Slots] | None = None,
+    before: Mapping[Key, Track] | None = None,
     counting: Counting = "visible",
 ) -> Ledger:
     """What a call cost.
@@ -94,7 +94,7 @@ def ledger(
         decoder: that ran it.
         output: of the call, or its record.
         executor: what it would have cost on another one; the call's own by default.
-        before: `slots_of(cache)` taken before the call, where there was a cache.
+        before: `cache.tracks` taken before the call, where there was a cache.
         counting: `visible` pairs and tokens, or all that is `computed`.
 
     Raises:
@@ -102,7 +102,7 @@ def ledger(
     """
     record = output if isinstance(output, Record) else output.record
     if before is None and bool((record.positions[record.mask] >= record.mask.shape[1]).any()):
-        raise ValueError("before: the call had a cache; give slots_of(cache) taken before the call")
+        raise ValueError("before: the call had a cache; give cache.tracks taken before the call")
     return _Count(decoder, record, executor or record.executor, before or {}, counting).run()
 
 
@@ -135,18 +135,18 @@ class _Count:
         decoder: Decoder,
         record: Record,
         executor: ExecutorName,
-        before: Mapping[Key, Slots],
+        before: Mapping[Key, Track],
         counting: Counting,
     ) -> None:
         self.decoder, self.record, self.executor = decoder, record, executor
         self.visible = counting == "visible"
-        self.slots: dict[Key, Slots] = dict(before)
+        self.tracks: dict[Key, Track] = dict(before)
         self.flops: Counter[Line] = Counter()
         self.moved = 0
         self.valid = int(record.mask.sum())
         self.rows = self.valid if self.visible else record.mask.numel()
         self.rule = decoder.config.key_value_rule
-        self.unpadded = not before and bool(record.mask.all())
+        self.full = bool(record.mask.all())
 
     def run(self) -> Ledger:
         record, schedule = self.record, self.record.schedule
@@ -158,7 +158,8 @@ class _Count:
             if span.inject and self.decoder.adapter is not None:
                 self.flops["adapter"] += self.rows * product_flops(self.decoder.adapter)
             self._span(span, record.decisions[index], "run", self.flops)
-        self.flops["head"] += self.rows * product_flops(self.decoder.head)
+        num_read = len(record.mask) if record.only_last else self.rows
+        self.flops["head"] += num_read * product_flops(self.decoder.head)
         if record.policy is not None:
             routed = sum(span.routed for span in schedule.spans)
             self.flops["router"] += record.policy.flops(tokens=self.rows, spans=routed)
@@ -183,9 +184,9 @@ class _Count:
     ) -> None:
         mask = self.record.mask
         running = Rows(kept_rows(decision, mask))
-        whole = decision.keep is None and self.unpadded
-        gathers = self.executor == "gathered" and not whole
-        if gathers:
+        gathers = self.executor == "gathered" and running.count < mask.numel()
+        moves = gathers and not (self.full and running.count == 0)
+        if moves:
             self.moved += _moved_by_span(self.decoder, decision, self.record.gates, running.count)
         for number, index in enumerate(span.blocks):
             block: Block = self.decoder.blocks[index]  # pyright: ignore[reportAssignmentType]
@@ -196,7 +197,9 @@ class _Count:
                 stored_rows = running.count + standing
                 if standing and number == 0 and not self.visible:
                     stored_rows = mask.numel()
-                self.moved += _moved_by_block(block, running.count, standing, first=number == 0)
+                if moves:
+                    first = number == 0
+                    self.moved += _moved_by_block(block, running.count, standing, first=first)
             else:
                 num_queries = num_inner = stored_rows = self.rows
                 if self.executor == "feed_forward" and decision.keep is not None:
@@ -227,12 +230,11 @@ class _Count:
         new = torch.where(stored, record.positions, EMPTY)
         if gathers and not (self.rule == "all" and running.count < self.valid):
             new = _padded_positions(running, record.positions)
-        empty = no_slots(len(record.mask), record.mask.device)
-        slots = self.slots[key] = self.slots.get(key, empty).extended(new, span.loop)
+        track = self.tracks[key] = self.tracks.get(key, Track()).extended(new, span.loop)
         if not self.visible:
             width = running.width if gathers else record.mask.shape[1]
-            return len(record.mask) * width * slots.positions.shape[1]
-        return slots.num_visible(
+            return len(record.mask) * width * len(track)
+        return track.num_visible(
             record.positions,
             running.mask if gathers else record.mask,
             span.loop,

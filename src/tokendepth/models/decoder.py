@@ -8,17 +8,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from tokendepth.depth import few
 from tokendepth.depth.base import Context, Policy, Turns, check_routing, unread, unwatched
 from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import ExecutorName
+from tokendepth.models import build
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.schedule import stack
 from tokendepth.models.walk import Record, Walk
-from tokendepth.nn.attention import Attention
-from tokendepth.nn.block import Block, Norms
 from tokendepth.nn.cache import Cache
-from tokendepth.nn.feed_forward import FeedForward
-from tokendepth.nn.rotary import Rotary
+from tokendepth.nn.track import EMPTY
 from tokendepth.types import Decision, Plan, Schedule
 
 
@@ -27,6 +26,7 @@ class DecoderOutput:
     """What a forward pass gives. What can be derived from the decisions is made when asked for."""
 
     logits: Float[Tensor, "batch seq vocab"]
+    """Of every position, or (batch, 1, vocab) with `only_last`."""
     decisions: tuple[Decision, ...]
     """The decisions, in the graph; one a span."""
     states: dict[int, Float[Tensor, "batch seq dim"]]
@@ -79,8 +79,10 @@ class Decoder(nn.Module):
         self.schedule = schedule or stack(config.num_blocks)
         self.policy = policy or Dense()
         self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.blocks = nn.ModuleList(_block(config, index) for index in range(config.num_blocks))
-        self.final_norm = _norm(config)
+        self.blocks = nn.ModuleList(
+            build.block(config, index) for index in range(config.num_blocks)
+        )
+        self.final_norm = build.norm(config)
         self.head = nn.Linear(config.width, config.vocab_size, bias=config.head_bias)
         if config.tied_head:
             self.head.weight = self.embedding.weight
@@ -89,23 +91,26 @@ class Decoder(nn.Module):
             if config.positions == "learned"
             else None
         )
-        self.rotary = None if config.positions == "learned" else _rotary(config, config.rotary_base)
-        other = None if self.rotary is None else config.window_rotary_base
-        self.window_rotary = None if other is None else _rotary(config, other, scaling=1.0)
+        self.rotary, self.window_rotary = build.rotaries(config)
         self.adapter = (
             nn.Linear(2 * config.width, config.width, bias=False) if config.adapter else None
         )
 
-    def cache(self) -> Cache:
-        """An empty cache under this decoder's rule for keys and values of skipped rows."""
-        return Cache(rule=self.config.key_value_rule)
+    def cache(self, *, room: int = 0, rewind: int = 0) -> Cache:
+        """An empty cache under this decoder's rule for keys and values of skipped rows.
+
+        Args:
+            room: tokens to make place for at once; it grows beyond them.
+            rewind: how many tokens `crop` must be able to take back where blocks have windows.
+        """
+        return Cache(self.config.key_value_rule, room, rewind)
 
     def read_out(
         self, rows: Float[Tensor, "row dim"], depth: Int[Tensor, " row"] | None = None
     ) -> Float[Tensor, "row vocab"]:
         """Final norm and head: the logits of states before the final norm, at any depth."""
         del depth
-        logits, cap = self.head(self.final_norm(rows)), self.config.logit_cap
+        logits, cap = few.product(self.final_norm(rows), self.head), self.config.logit_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def forward(
@@ -121,6 +126,7 @@ class Decoder(nn.Module):
         executor: ExecutorName = "dense",
         collect: Sequence[int] = (),
         row_keys: Int[Tensor, " batch"] | None = None,
+        only_last: bool = False,
     ) -> DecoderOutput:
         """Run the model.
 
@@ -135,6 +141,7 @@ class Decoder(nn.Module):
             executor: how decisions are run.
             collect: states to return, 0 to the number of block executions.
             row_keys: document or window of each row, for keyed draws and plans; 0 by default.
+            only_last: read out the last token of each row alone; logits are (batch, 1, vocab).
 
         Raises:
             ValueError: an unknown routing, executor or state, or a schedule, rule and adapter that
@@ -149,16 +156,18 @@ class Decoder(nn.Module):
         walk = Walk(self, chosen, plan, executor, context)
         states, hidden = self._states(walk, input_ids, collect)
         if cache is not None:
-            cache.seen = _seen(context)
-            cache.policy_state = walk.state
-        record = walk.record()
-        flat = hidden.flatten(0, 1)
+            cache.advance(context.mask, full=context.full)
+            cache.memory = walk.memory()
+        record = walk.record(only_last=only_last)
+        last = record.last() if only_last else None
+        flat = hidden.flatten(0, 1) if last is None else hidden[last]
         if chosen.read_out is None:
             logits = self.read_out(flat)
         else:
-            logits = chosen.read_out(flat, record.executed().sum(dim=-1).flatten())
+            depth = record.executed().sum(dim=-1)
+            logits = chosen.read_out(flat, depth.flatten() if last is None else depth[last])
         return DecoderOutput(
-            logits=logits.unflatten(0, hidden.shape[:2]),
+            logits=logits.unflatten(0, (len(input_ids), -1)),
             decisions=record.decisions,
             states=states,
             padded_queries=context.padded_queries,
@@ -239,6 +248,7 @@ class Decoder(nn.Module):
         _check_shapes(input_ids, attention_mask, row_keys)
         _check_cache(self, cache, len(input_ids))
         seen = None if cache is None else cache.seen
+        full = attention_mask is None or bool(attention_mask.all())
         if attention_mask is None:
             mask = torch.ones_like(input_ids, dtype=torch.bool)
             positions = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
@@ -254,43 +264,18 @@ class Decoder(nn.Module):
         return Context(
             positions=positions,
             mask=mask,
-            unpadded=seen is None and (attention_mask is None or bool(mask.all())),
+            full=full,
+            slots=positions if full else torch.where(mask, positions, EMPTY),
             row_keys=keys,
             turns=self.turns(positions),
             schedule=order,
             cache=self.cache() if cache is None else cache,
             forget=cache is None and self.config.key_value_rule != "carried",
             routing="hard",
-            previous=None if cache is None else cache.policy_state,
+            previous=None if cache is None else cache.memory,
             read=unread,
             watch=unwatched,
         )
-
-
-def _norm(config: DecoderConfig) -> nn.Module:
-    if config.norm == "rms":
-        return nn.RMSNorm(config.width, eps=config.norm_epsilon)
-    return nn.LayerNorm(config.width, eps=config.norm_epsilon, bias=config.norm_bias)
-
-
-def _rotary(config: DecoderConfig, base: float, scaling: float | None = None) -> Rotary:
-    pairs = torch.arange(0, config.turned_width, 2).float() / config.turned_width
-    return Rotary(base**-pairs, config.rotary_scaling if scaling is None else scaling)
-
-
-def _block(config: DecoderConfig, index: int) -> Block:
-    norms = Norms(
-        attention=_norm(config),
-        feed_forward=None if config.shared_norm else _norm(config),
-        attention_post=_norm(config) if config.post_norms else None,
-        feed_forward_post=_norm(config) if config.post_norms else None,
-    )
-    return Block(
-        norms,
-        Attention(config.attention(index)),
-        FeedForward(config.feed_forward),
-        parallel=config.parallel,
-    )
 
 
 def _check_fit(decoder: Decoder, order: Schedule, collect: Sequence[int]) -> None:
@@ -342,9 +327,3 @@ def _check_cache(decoder: Decoder, cache: Cache | None, batch: int) -> None:
         )
     if cache.seen is not None and len(cache.seen) != batch:
         raise ValueError(f"cache: it holds a batch of {len(cache.seen)}, this call has {batch}")
-
-
-def _seen(context: Context) -> Int[Tensor, " batch"]:
-    new = context.mask.sum(dim=-1)
-    before = context.cache.seen
-    return new if before is None else before + new

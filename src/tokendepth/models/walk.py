@@ -11,6 +11,7 @@ from torch import Tensor
 from tokendepth.depth.base import Context, Policy, kept_rows, unread, unwatched
 from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.nn.block import Block
+from tokendepth.nn.cache import Memory
 from tokendepth.numerics import keyed_normal
 from tokendepth.types import PLAIN, Decision, Gates, Plan, Schedule, Span
 
@@ -44,7 +45,7 @@ class Walk:
         self.decisions: list[Decision] = []
         self.checked: list[Tensor] = []
         self.checked_before: list[int] = []
-        self.state: Any = context.previous
+        self.state: Any = None
         self.alive: Tensor | None = None
         self.hidden: Tensor | None = None
         context.read = self._read
@@ -57,7 +58,7 @@ class Walk:
         for index, span in enumerate(context.schedule.spans):
             if until is not None and context.schedule.first_visit[index] >= until:
                 break
-            context.span_index = index
+            context.span_index, context.normed = index, None
             if span.inject and self.embedded is None:
                 self.embedded = hidden
                 hidden = _start(hidden, context)
@@ -87,7 +88,7 @@ class Walk:
             self.state = self.policy.start(hidden, context)
             self.started = True
         self.hidden = hidden
-        context.entry, context.normed, context.block = entry, None, self.blocks[span.blocks[0]]
+        context.entry, context.block = entry, self.blocks[span.blocks[0]]
         decision, self.state = self.policy.decide(span, hidden, self.state, context)
         return self._latch(decision) if self.policy.sticky else decision
 
@@ -126,7 +127,13 @@ class Walk:
             depth = depth + len(span.blocks) * kept_rows(decision, self.context.mask)
         return depth
 
-    def record(self) -> "Record":
+    def memory(self) -> Memory | None:
+        """What the cache keeps for the policy's next decisions."""
+        if not self.started:
+            return self.context.previous
+        return self.policy.remember(self.state, self.context)
+
+    def record(self, *, only_last: bool = False) -> "Record":
         """What was decided, for which tokens."""
         context = self.context
         return Record(
@@ -140,6 +147,7 @@ class Walk:
             checked_before=tuple(self.checked_before),
             policy=self.policy if self.replayed is None else None,
             executor=self.executor_name,
+            only_last=only_last,
         )
 
 
@@ -160,6 +168,15 @@ class Record:
     policy: Policy | None
     """Who decided; None where a plan was replayed."""
     executor: ExecutorName
+    only_last: bool = False
+    """The last token of each row alone was read out."""
+
+    def last(self) -> tuple[Tensor, Tensor]:
+        """Row and column of the last token of each row; the last column where there is none."""
+        columns = torch.arange(self.mask.shape[1], device=self.mask.device)
+        last = torch.where(self.mask, columns, -1).amax(dim=1)
+        rows = torch.arange(len(last), device=last.device)
+        return rows, torch.where(last < 0, len(columns) - 1, last)
 
     def checks(self) -> Bool[Tensor, "batch seq check"]:
         """Which rows each read-out on the way was made for."""

@@ -7,7 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tokendepth.nn.norm import rms_norm
 from tokendepth.nn.rotary import Turn, rotate
+from tokendepth.numerics import wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class AttentionConfig:
     query_key_norm: bool = False
     """Normalise each head's query and key before they are turned (Qwen 3, Gemma 3)."""
     norm_epsilon: float = 1e-5
+    gains_from_one: bool = False
+    """The norms of queries and keys store their gains as distances from one (Gemma 3)."""
     window: int | None = None
     """How many positions a query sees, its own included; None for all before it."""
     scale: float | None = None
@@ -49,10 +53,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, stored, bias=config.bias)
         self.value = nn.Linear(width, stored, bias=config.bias)
         self.output = nn.Linear(heads, width, bias=config.output_bias)
-        normed = config.query_key_norm
-        norm_of = (config.head_dim, config.norm_epsilon)
-        self.query_norm = nn.RMSNorm(*norm_of) if normed else None
-        self.key_norm = nn.RMSNorm(*norm_of) if normed else None
+        self.query_norm = _head_norm(config) if config.query_key_norm else None
+        self.key_norm = _head_norm(config) if config.query_key_norm else None
 
     def queries(self, normed: Float[Tensor, "*rows dim"], turn: Turn | None) -> Tensor:
         """Turned queries, (*rows, head, head_dim)."""
@@ -85,6 +87,8 @@ class Attention(nn.Module):
                 that sees nothing gives zeros.
         """
         dropout = self.config.dropout if self.training else 0.0
+        if queries.shape[1] == 1 and self.config.cap is None:
+            return _single(self.config, queries, keys, values, visible, dropout)
         if self.config.cap is not None:
             mixed = _capped(self.config, queries, keys, values, visible, dropout)
         else:
@@ -98,10 +102,7 @@ class Attention(nn.Module):
                 scale=self.config.scale,
                 enable_gqa=queries.shape[2] != keys.shape[2],
             )
-        if visible is not None and mixed.device.type != "cpu":
-            # Not every GPU kernel gives zeros for a query without keys.
-            mixed = torch.where(visible.any(dim=-1)[:, None, :, None], mixed, 0.0)
-        return mixed.transpose(1, 2).flatten(2)
+        return _answered(mixed, visible).transpose(1, 2).flatten(2)
 
     def project(self, mixed: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows dim"]:
         """The update that the attention output becomes."""
@@ -109,10 +110,41 @@ class Attention(nn.Module):
         return functional.dropout(update, self.config.dropout, self.training)
 
 
+def _head_norm(config: AttentionConfig) -> nn.Module:
+    return rms_norm(config.head_dim, config.norm_epsilon, from_one=config.gains_from_one)
+
+
 def _placed(heads: Tensor, norm: nn.Module | None, turn: Turn | None) -> Tensor:
     """Normalised, where the family does so, and turned by position, where it does that."""
     heads = heads if norm is None else norm(heads)
     return heads if turn is None else rotate(heads, turn)
+
+
+def _answered(mixed: Tensor, visible: Tensor | None) -> Tensor:
+    """Zeros for a query without keys, which not every GPU kernel gives."""
+    if visible is None or mixed.device.type == "cpu":
+        return mixed
+    return torch.where(visible.any(dim=-1)[:, None, :, None], mixed, 0.0)
+
+
+def _single(
+    config: AttentionConfig,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    dropout: float,
+) -> Float[Tensor, "batch one width"]:
+    """One query a row: heads that share keys become queries of one head, which reads them once."""
+    mixed = functional.scaled_dot_product_attention(
+        queries.view(queries.shape[0], keys.shape[2], -1, queries.shape[3]),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        attn_mask=None if visible is None else visible.unsqueeze(1),
+        dropout_p=dropout,
+        scale=config.scale,
+    )
+    return _answered(mixed, visible).flatten(1).unsqueeze(1)
 
 
 def _capped(
@@ -127,13 +159,13 @@ def _capped(
     assert config.cap is not None
     scale = config.head_dim**-0.5 if config.scale is None else config.scale
     group = queries.shape[2] // keys.shape[2]
-    keys, values = (part.repeat_interleave(group, dim=2) for part in (keys, values))
-    scores = torch.einsum("bqhd,bshd->bhqs", queries, keys) * scale
+    keys, values = (part.repeat_interleave(group, dim=2).transpose(1, 2) for part in (keys, values))
+    scores = queries.transpose(1, 2) @ keys.transpose(2, 3) * scale
     scores = config.cap * torch.tanh(scores / config.cap)
     if visible is None:
         slots = scores.new_ones(scores.shape[-2:], dtype=torch.bool)
         visible = slots.tril(scores.shape[-1] - scores.shape[-2])[None]
     hidden = ~visible[:, None]
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1, dtype=torch.float32)
+    weights = wide(scores).masked_fill(hidden, -torch.inf).softmax(dim=-1)
     weights = weights.masked_fill(hidden, 0.0).to(values.dtype)
-    return torch.einsum("bhqs,bshd->bhqd", functional.dropout(weights, dropout), values)
+    return functional.dropout(weights, dropout) @ values

@@ -1,6 +1,8 @@
 """Rotary positions (Su et al., 2021), with the two halves of a head turned against each other."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import tau
 
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +10,42 @@ from torch import Tensor, nn
 
 Turn = tuple[Tensor, Tensor]
 """Cosine and sine, each (..., turned features of a head), of some positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Slower turns, so that weights trained on short texts read longer ones.
+
+    Without a band every pair turns `factor` times slower (Chen et al., 2023). With one, as Llama
+    3.1 has it, pairs that turn at least `band[1]` times in `original_positions` stay as they are,
+    those that turn at most `band[0]` times are slowed down, and those between are blended.
+    """
+
+    factor: float
+    band: tuple[float, float] | None = None
+    original_positions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.factor <= 0:
+            raise ValueError(f"factor: got {self.factor}; it must be positive")
+        if self.band is not None:
+            if self.original_positions is None or self.original_positions < 1:
+                raise ValueError("original_positions: a stretch with a band needs at least 1")
+            if not 0 < self.band[0] < self.band[1]:
+                raise ValueError(f"band: got {self.band}; it must be two rising positive numbers")
+
+
+def frequencies(width: int, base: float, stretch: Stretch | None = None) -> Float[Tensor, " half"]:
+    """Radians per position of each pair of `width` turned features."""
+    turning = 1.0 / base ** (torch.arange(0, width, 2).float() / width)
+    if stretch is None:
+        return turning
+    if stretch.band is None or stretch.original_positions is None:
+        return turning / stretch.factor
+    low, high = stretch.band
+    rounds = turning * stretch.original_positions / tau
+    kept = ((rounds - low) / (high - low)).clamp(0.0, 1.0)
+    return kept * turning + (1.0 - kept) * turning / stretch.factor
 
 
 class Rotary(nn.Module):

@@ -1,0 +1,290 @@
+"""The way of few rows: what a decoding step takes where it can, with the same answer.
+
+On a processor a step on a handful of rows spends half its time between operators. Where nothing
+asks for a gradient, looks on, or has changed the modules, the kernels of `nn.few_rows` run a block
+in three calls. All other calls, and all other kinds of block, go the ordinary way.
+"""
+
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.profiler import record_function
+
+from tokendepth.depth.base import Context, kept_rows, unwatched
+from tokendepth.nn.block import Block
+from tokendepth.nn.cache import Store
+from tokendepth.nn.track import EMPTY
+from tokendepth.types import Decision, Span
+
+MOST_ROWS = 16
+"""Beyond them a general matrix product is faster."""
+_ONE_AT_A_TIME = threading.Lock()
+"""Not every threading layer of numba may be entered twice."""
+_UNNAMED = nullcontext()
+
+
+def fits(
+    blocks: Sequence[Block],
+    hidden: Float[Tensor, "batch seq dim"],
+    decision: Decision,
+    span: Span,
+    context: Context,
+) -> bool:
+    """Whether this span of this call can go the way of few rows."""
+    if context.few is None:
+        context.few = _Call(context) if _plain_call(hidden, context) else False
+    if context.few is False or decision.weight is not None:
+        return False
+    stores, views = context.cache.stores, context.cache.views
+    for index, block in zip(span.blocks, blocks, strict=True):
+        found = stores.get((context.purpose, index, span.loop))
+        if found is None or found.keys is None:
+            return False
+        view = views.get(index)
+        if view is None or not view.holds():
+            views[index] = view = _Weights.of(block)
+        if not view.plain or (block.training and block.feed_forward.config.dropout):
+            return False
+    return True
+
+
+def run(
+    span: Span,
+    blocks: Sequence[Block],
+    hidden: Float[Tensor, "batch seq dim"],
+    entry: Float[Tensor, "batch seq dim"],
+    decision: Decision,
+    context: Context,
+) -> Float[Tensor, "batch seq dim"]:
+    """As the executors: (span, its blocks, hidden, entry, decision, context) -> hidden."""
+    call = context.few
+    running = stored = call.every
+    slots = context.slots
+    if decision.keep is not None:
+        kept = kept_rows(decision, context.mask)
+        running = _Chosen(kept, context)
+        if context.cache.rule != "all":
+            stored, slots = running, context.positions.where(kept, EMPTY)
+    state = entry.flatten(0, 1).numpy().copy()
+    if len(stored.rows):
+        with _ONE_AT_A_TIME, _named("few_rows::blocks"):
+            for index in span.blocks:
+                store = context.cache.stores[context.purpose, index, span.loop]
+                whole = len(stored.rows) == context.mask.numel()
+                first, in_order = len(store.track), whole and context.full
+                in_order = in_order and first == context.cache.uniform
+                keys, values = store.claim(slots, span.loop, in_order=in_order)
+                if not whole:
+                    keys[:, first : len(store.track)] = 0.0
+                    values[:, first : len(store.track)] = 0.0
+                weights = context.cache.views[index]
+                _block(call.kernels, weights, state, stored, running, store, first)
+    made = torch.from_numpy(state).view(hidden.shape)
+    if len(running.rows) == context.mask.numel():
+        return made
+    return made.where(running.marked[..., None], hidden)
+
+
+def product(rows: Float[Tensor, "row dim"], layer: nn.Linear) -> Float[Tensor, "row out"]:
+    """What the layer makes of the rows; of few of them by the kernel for few."""
+    few = len(rows) <= MOST_ROWS and layer.out_features % 2 == 0 and layer.bias is None
+    if not (few and _plain_rows(rows) and _is_untouched(layer) and not layer._forward_hooks):
+        return layer(rows)
+    from tokendepth.nn import few_rows  # noqa: PLC0415 - numba loads when it is needed
+
+    padding = few_rows.padding(len(rows))
+    padded = functional.pad(rows, (0, 0, 0, padding)) if padding else rows.contiguous()
+    out = rows.new_empty((len(padded), layer.out_features))
+    with _ONE_AT_A_TIME, _named("few_rows::head"):
+        few_rows.use_threads(torch.get_num_threads())
+        few_rows.product(padded.numpy(), _array(layer), out.numpy())
+    return out[: len(rows)]
+
+
+def _block(kernels, weights, state, stored, running, store: Store, first: int) -> None:
+    """One block: keys and values of the stored rows, the update of the running ones."""
+    assert store._buffers is not None
+    keys, values = (part.numpy() for part in store._buffers)
+    kernels.store(
+        state, stored.rows, *weights.attention_norm, weights.key, weights.value,
+        stored.cosine, stored.sine, keys, values, stored.places, stored.seq + first,
+    )  # fmt: skip
+    if len(running.rows) == 0:
+        return
+    assert store.track.positions is not None
+    kernels.attend(
+        state, running.rows, *weights.attention_norm, weights.query, weights.output,
+        running.cosine, running.sine, keys, values, running.places,
+        np.ascontiguousarray(store.track.positions.numpy()), running.positions, weights.scale,
+    )  # fmt: skip
+    kernels.feed_forward(
+        state, running.rows, *weights.feed_forward_norm, weights.gate, weights.up, weights.down
+    )
+
+
+class _Call:
+    """What is the same for all blocks of a call."""
+
+    def __init__(self, context: Context) -> None:
+        from tokendepth.nn import few_rows  # noqa: PLC0415 - numba loads when it is needed
+
+        few_rows.use_threads(torch.get_num_threads())
+        self.kernels = few_rows
+        self.every = _Chosen(context.mask, context)
+
+
+class _Chosen:
+    """Some of a call's rows, as the kernels want them."""
+
+    def __init__(self, marked: Tensor, context: Context) -> None:
+        turn = context.turns[0]
+        assert turn is not None
+        self.marked = marked
+        self.rows = marked.flatten().nonzero().squeeze(1).numpy()
+        self.places, self.seq = np.divmod(self.rows, marked.shape[1])
+        self.cosine = turn[0].flatten(0, 1).numpy()[self.rows]
+        self.sine = turn[1].flatten(0, 1).numpy()[self.rows]
+        self.positions = context.positions.flatten().numpy()[self.rows]
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """A block's weights as arrays, for as long as its modules and parameters are the same."""
+
+    plain: bool
+    watched: tuple[tuple[dict, str, object], ...]
+    """Where modules and parameters hang, under which name, and what was there."""
+    hooks: tuple[dict, ...]
+    pointers: tuple[tuple[Tensor, int], ...]
+    attention_norm: tuple = ()
+    feed_forward_norm: tuple = ()
+    query: np.ndarray | None = None
+    key: np.ndarray | None = None
+    value: np.ndarray | None = None
+    output: np.ndarray | None = None
+    gate: np.ndarray | None = None
+    up: np.ndarray | None = None
+    down: np.ndarray | None = None
+    scale: np.float32 = np.float32(1)
+
+    def holds(self) -> bool:
+        """Nothing was replaced, moved or hooked since."""
+        return (
+            all(found.get(name) is known for found, name, known in self.watched)
+            and not any(self.hooks)
+            and all(part.data_ptr() == known for part, known in self.pointers)
+        )
+
+    @staticmethod
+    def of(block: Block) -> "_Weights":
+        """As they are now."""
+        attention, layer = block.attention, block.feed_forward
+        parts = (
+            (block, "attention_norm"), (block, "feed_forward_norm"),
+            (attention, "query"), (attention, "key"), (attention, "value"), (attention, "output"),
+            (layer, "gate"), (layer, "up"), (layer, "down"),
+        )  # fmt: skip
+        modules = [owner._modules.get(name) for owner, name in parts]
+        found = [one for one in (block, attention, layer, *modules) if one is not None]
+        hooks = tuple(
+            hook for one in found for hook in (one._forward_hooks, one._forward_pre_hooks)
+        )
+        watched = [(owner._modules, name, owner._modules.get(name)) for owner, name in parts]
+        watched += [
+            (block._modules, "attention", attention),
+            (block._modules, "feed_forward", layer),
+        ]
+        if not _is_plain(block) or any(hooks) or not all(_is_untouched(one) for one in modules):
+            return _Weights(plain=False, watched=tuple(watched), hooks=hooks, pointers=())
+        weights = [one._parameters["weight"] for one in modules if one is not None]
+        watched += [
+            (one._parameters, "weight", weight)
+            for one, weight in zip(modules, weights, strict=True)
+            if one is not None
+        ]
+        arrays = [weight.detach().numpy() for weight in weights if weight is not None]
+        names = ("query", "key", "value", "output", "gate", "up", "down")
+        config = attention.config
+        return _Weights(
+            plain=True,
+            watched=tuple(watched),
+            hooks=hooks,
+            pointers=tuple((one, one.data_ptr()) for one in weights if one is not None),
+            attention_norm=(arrays[0], _epsilon(block.attention_norm)),
+            feed_forward_norm=(arrays[1], _epsilon(block.feed_forward_norm)),
+            scale=np.float32(config.scale or config.head_dim**-0.5),
+            **dict(zip(names, arrays[2:], strict=True)),
+        )
+
+
+def _plain_call(hidden: Tensor, context: Context) -> bool:
+    """Few rows of a call that goes on from others, full turns, and nobody who collects states."""
+    turn = context.turns[0]
+    return (
+        hidden.shape[0] * hidden.shape[1] <= MOST_ROWS
+        and context.cache.uniform != 0
+        and context.cache.rule != "carried"
+        and context.watch is unwatched
+        and turn is not None
+        and _plain_rows(hidden)
+    )
+
+
+def _plain_rows(rows: Tensor) -> bool:
+    """Float32 on a processor, with nobody who differentiates, traces or counts."""
+    return (
+        rows.dtype is torch.float32
+        and rows.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _is_plain(block: Block) -> bool:
+    """A Llama block: no biases, caps, windows, or norms but the two; rotary over whole heads."""
+    attention, layer = block.attention.config, block.feed_forward.config
+    return not (
+        block.parallel
+        or block.windowed
+        or attention.bias
+        or attention.output_bias
+        or attention.query_key_norm
+        or attention.cap is not None
+        or layer.bias
+        or not layer.gated
+        or layer.activation != "silu"
+        or block.attention_post_norm is not None
+    )
+
+
+def _is_untouched(part: nn.Module | None) -> bool:
+    """A linear layer without bias or a root-mean-square norm, float32, as torch has it."""
+    if part is None or type(part) not in (nn.Linear, nn.RMSNorm):
+        return False
+    if part._parameters.get("bias") is not None:
+        return False
+    weight = part._parameters["weight"]
+    return weight is not None and weight.dtype is torch.float32 and weight.is_contiguous()
+
+
+def _epsilon(norm: nn.Module | None) -> np.float32:
+    assert isinstance(norm, nn.RMSNorm)
+    return np.float32(norm.eps or torch.finfo(torch.float32).eps)
+
+
+def _array(layer: nn.Linear) -> np.ndarray:
+    return layer.weight.detach().numpy()
+
+
+def _named(name: str):
+    """A name in a profile, where one is being taken."""
+    return record_function(name) if torch.autograd.profiler._is_profiler_enabled else _UNNAMED

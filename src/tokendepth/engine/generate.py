@@ -1,0 +1,163 @@
+"""Generate text: prompts in, continuations out, with the depth and confidence of every token."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokendepth.adapters.load import Loaded, load
+from tokendepth.engine.beams import beam_search
+from tokendepth.engine.decode import GenerateOptions, NewToken, stream
+from tokendepth.engine.generation import Continuation, End, Generation
+from tokendepth.text.documents import tokenize_all
+from tokendepth.text.pieces import Pieces
+
+OnText = Callable[[int, str], None]
+"""Told (prompt, what its text has grown by) whenever whole characters are there."""
+
+
+def generate(
+    prompts: str | Sequence[str],
+    model: str | Path | Loaded = "smollm2",
+    *,
+    chat: bool = False,
+    stops: Collection[int] | None = None,
+    row_keys: Sequence[int] | None = None,
+    on_text: OnText = lambda row, text: None,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+    **options: Any,
+) -> Generation:
+    """Continue texts.
+
+    Args:
+        prompts: one text or several.
+        model: what `tokendepth.load` takes, or what it returned.
+        chat: wrap each prompt in the model's chat template, as a message of the user.
+        stops: token ids that end a text; those of the model's own settings unless given.
+        row_keys: keys of the prompts for keyed draws; 0, 1, ... unless given.
+        on_text: told what each text grows by; not with beams, which grow by none.
+        on_step: told (steps done, steps at most).
+        options: the fields of `GenerateOptions`.
+
+    Raises:
+        ValueError: an empty prompt, an option out of range, a model whose family has no decoder
+            here, or a policy that looks at later tokens.
+    """
+    given = GenerateOptions(**options)
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    given.check(len(texts))
+    loaded = model if isinstance(model, Loaded) else load(model)
+    ids = [document.ids for document in tokenize_all(texts, loaded.tokenizer, chat=chat)]
+    ends = loaded.stop_ids if stops is None else frozenset(stops)
+    decoder = loaded.decoder
+    started = time.perf_counter()
+    if given.beams > 1:
+        tokens = beam_search(decoder, ids, given, stops=ends, row_keys=row_keys)
+        texts_of = [_Text(loaded, given.stop, ends) for _ in ids]
+        for row, made in enumerate(tokens):
+            for token in made:
+                texts_of[row].add(token)
+    else:
+        texts_of = [_Text(loaded, given.stop, ends) for _ in ids]
+        steps = stream(
+            decoder, ids, given, ended=lambda row, new: texts_of[row].ends(new), row_keys=row_keys
+        )
+        for number, made in enumerate(steps):
+            for token in made:
+                grown = texts_of[token.row].add(token)
+                if grown:
+                    on_text(token.row, grown)
+            on_step(number + 1, given.max_new_tokens)
+        for row, text in enumerate(texts_of):
+            if text.waiting:
+                on_text(row, text.waiting)
+    return Generation(
+        model=loaded.title,
+        policy=type(decoder.policy).__name__,
+        num_layers=len(decoder.schedule.visits),
+        continuations=tuple(
+            text.continuation(prompt) for text, prompt in zip(texts_of, texts, strict=True)
+        ),
+        seconds=time.perf_counter() - started,
+        measured={
+            **loaded.facts(),
+            **{name: value for name, value in vars(given).items() if name != "sampling"},
+            **vars(given.sampling),
+            "chat": chat,
+            "key_value_rule": decoder.config.key_value_rule,
+        },
+    )
+
+
+class _Text:
+    """One continuation: its tokens, and its text up to where it ends."""
+
+    def __init__(self, loaded: Loaded, stop: Sequence[str], ends: Collection[int]) -> None:
+        self.tokenizer, self.pieces = loaded.tokenizer, Pieces(loaded.tokenizer)
+        self.stop, self.stop_ids = stop, ends
+        self.tokens: list[NewToken] = []
+        self.shown, self.end = "", End.LENGTH
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Whether the text ends with the last of its tokens."""
+        return ids[-1] in self.stop_ids or self._cut(self._decode(ids)) is not None
+
+    def add(self, token: NewToken) -> str:
+        """Take a token; return the whole characters that can be shown now."""
+        self.tokens.append(token)
+        if token.id in self.stop_ids:
+            self.end = End.TOKEN
+            return ""
+        text = self.text()
+        held = max((_overlap(text, one) for one in self.stop), default=0)
+        ready = text[: len(text) - held].removesuffix("\ufffd")
+        grown = ready[len(self.shown) :]
+        self.shown += grown
+        return grown
+
+    def text(self) -> str:
+        """All of it, without what it stopped at."""
+        ids = [token.id for token in self.tokens]
+        text = self._decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+        at = self._cut(text)
+        if at is not None:
+            self.end = End.STRING
+        return text if at is None else text[:at]
+
+    @property
+    def waiting(self) -> str:
+        """Characters that were held back, since they might have been the start of a stop."""
+        return self.text()[len(self.shown) :]
+
+    def continuation(self, prompt: str) -> Continuation:
+        """What the result holds."""
+        ids = [token.id for token in self.tokens]
+        return Continuation(
+            prompt=prompt,
+            text=self.text(),
+            ids=tuple(ids),
+            pieces=tuple(self.pieces.texts(ids)),
+            depths=tuple(token.depth for token in self.tokens),
+            confidences=tuple(token.confidence for token in self.tokens),
+            end=self.end,
+        )
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+
+    def _cut(self, text: str) -> int | None:
+        """Where the first stop string begins."""
+        found = [at for one in self.stop if (at := text.find(one)) >= 0]
+        return min(found, default=None)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of the text that a stop string begins with."""
+    most = min(len(text), len(stop) - 1)
+    return next((size for size in range(most, 0, -1) if stop.startswith(text[-size:])), 0)
+
+
+def continued(loaded: Loaded, texts: Sequence[str], new_tokens: int, *, chat: bool) -> list[str]:
+    """Each text with the model's own greedy continuation."""
+    result = generate(list(texts), loaded, chat=chat, max_new_tokens=new_tokens)
+    return [one.prompt + one.text for one in result.continuations]

@@ -83,6 +83,14 @@ def test_train_evaluate_benchmark_and_compare(run, folder):
     assert (code, last(out)["data"]) == (0, "text.txt (test)")
 
 
+@pytest.mark.parametrize("tokenizer", ["characters", "bytes"])
+def test_a_run_goes_on_with_a_text(run, tokenizer):
+    run("train", TINY, "--data", "text.txt", "--out", "one", "--set", f"tokenizer={tokenizer}")
+    code, out, err = run("generate", "one", "--prompt", "7 is not ", "--max-new-tokens", 6)
+    assert code == 0, err
+    assert isinstance(last(out), dict)
+
+
 def test_loss_is_what_evaluate_finds(run):
     given = ("--set", "evaluate_tokens=null")
     _, out, _ = run("train", TINY, "--data", "text.txt", "--out", "one", *given)

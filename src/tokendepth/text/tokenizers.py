@@ -60,8 +60,9 @@ class CharacterTokenizer:
             )
         return ids
 
-    def decode(self, ids: Iterable[SupportsInt]) -> str:
+    def decode(self, ids: Iterable[SupportsInt], **options: object) -> str:
         """The text of ids."""
+        del options
         return "".join(self.characters[int(one)] for one in ids)
 
     def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
@@ -99,8 +100,9 @@ class ByteTokenizer:
         """Ids of a text."""
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
-    def decode(self, ids: Iterable[SupportsInt]) -> str:
+    def decode(self, ids: Iterable[SupportsInt], **options: object) -> str:
         """The text of ids; bytes that are no character become U+FFFD."""
+        del options
         return bytes(int(one) for one in ids).decode(errors="replace")
 
     def __call__(self, text: str, **options: object) -> dict[str, list[int]]:

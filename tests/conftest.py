@@ -15,6 +15,28 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the hub client when it is first imported
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+_without_data: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember which tests were skipped for want of data."""
+    if report.skipped and "TOKENDEPTH_DATA" in str(report.longrepr):
+        _without_data.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under CI, data that is named must be there: a skipped test fails the whole."""
+    if os.environ.get("CI") and os.environ.get("TOKENDEPTH_DATA") and _without_data:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which tests those were."""
+    if os.environ.get("TOKENDEPTH_DATA"):
+        for test in _without_data:
+            terminalreporter.write_line(f"$TOKENDEPTH_DATA lacks what this needs: {test}")
+
+
 VOCAB, WIDTH, LAYERS, POSITIONS = 320, 32, 4, 64
 _SIZES = {
     "vocab_size": VOCAB,
@@ -104,6 +126,15 @@ def build_tokenizer(*, bos: bool = False) -> Any:
     tokenizer.chat_template = _TEMPLATE
     assert len(tokenizer) <= VOCAB
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def given_data() -> Path:
+    """The folder that `$TOKENDEPTH_DATA` named when the tests began; skips where it names none."""
+    given = os.environ.get("TOKENDEPTH_DATA")
+    if not given or not Path(given).is_dir():
+        pytest.skip("no data: $TOKENDEPTH_DATA names no folder")
+    return Path(given)
 
 
 @pytest.fixture(scope="session")

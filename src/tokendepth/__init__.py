@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokendepth.engine.generate import generate
     from tokendepth.engine.generation import Generation
     from tokendepth.engine.sampling import Sampling
-    from tokendepth.errors import CausalityError, FetchError, NonFiniteError
+    from tokendepth.errors import CausalityError, DamagedError, FetchError, NonFiniteError
     from tokendepth.evaluation.causality import probe
     from tokendepth.evaluation.evaluate import evaluate
     from tokendepth.evaluation.result import Evaluation
@@ -36,10 +36,19 @@ if TYPE_CHECKING:
     from tokendepth.models.config import DecoderConfig
     from tokendepth.models.convert import from_transformers, to_transformers
     from tokendepth.models.cost import Ledger, ledger
-    from tokendepth.models.decoder import Decoder, DecoderOutput, load_decoder
+    from tokendepth.models.decoder import Decoder, DecoderOutput
+    from tokendepth.models.saved import load_model, save_model
     from tokendepth.models.schedule import looped, stack
     from tokendepth.nn.cache import Cache, load_cache
     from tokendepth.nn.rotary import Stretch
+    from tokendepth.recipes.named import recipe_named
+    from tokendepth.text.corpora import open_corpus
+    from tokendepth.training.objective import CrossEntropy, Losses
+    from tokendepth.training.optimise import OptimizerConfig
+    from tokendepth.training.recipe import Recipe
+    from tokendepth.training.result import Trained
+    from tokendepth.training.run import open_run
+    from tokendepth.training.train import TrainOptions, resume, train
     from tokendepth.types import Decision, Plan, Schedule, Span
 
 _HOME = {
@@ -48,6 +57,8 @@ _HOME = {
     "CausalityError": "errors",
     "Comparison": "comparison.result",
     "Context": "depth.base",
+    "CrossEntropy": "training.objective",
+    "DamagedError": "errors",
     "Decision": "types",
     "Decoder": "models.decoder",
     "DecoderConfig": "models.config",
@@ -63,19 +74,24 @@ _HOME = {
     "Ledger": "models.cost",
     "Lens": "measure.lens",
     "Loaded": "adapters.load",
+    "Losses": "training.objective",
     "MapInterrupted": "measure.mapping",
     "MapOptions": "measure.mapping",
     "NewToken": "engine.decode",
     "NonFiniteError": "errors",
+    "OptimizerConfig": "training.optimise",
     "Parts": "adapters.huggingface",
     "Plan": "types",
     "Policy": "depth.base",
     "RandomKeep": "depth.random_keep",
+    "Recipe": "training.recipe",
     "Rule": "measure.settling",
     "Sampling": "engine.sampling",
     "Schedule": "types",
     "Span": "types",
     "Stretch": "nn.rotary",
+    "TrainOptions": "training.train",
+    "Trained": "training.result",
     "View": "adapters.view",
     "benchmark": "engine.benchmark",
     "capture": "measure.capture",
@@ -87,13 +103,19 @@ _HOME = {
     "ledger": "models.cost",
     "load": "adapters.load",
     "load_cache": "nn.cache",
-    "load_decoder": "models.decoder",
+    "load_model": "models.saved",
     "looped": "models.schedule",
     "map": "measure.mapping",
+    "open_corpus": "text.corpora",
+    "open_run": "training.run",
     "probe": "evaluation.causality",
+    "recipe_named": "recipes.named",
+    "resume": "training.train",
+    "save_model": "models.saved",
     "stack": "models.schedule",
     "stream": "engine.decode",
     "to_transformers": "models.convert",
+    "train": "training.train",
 }
 
 __all__ = [
@@ -102,6 +124,8 @@ __all__ = [
     "CausalityError",
     "Comparison",
     "Context",
+    "CrossEntropy",
+    "DamagedError",
     "Decision",
     "Decoder",
     "DecoderConfig",
@@ -117,19 +141,24 @@ __all__ = [
     "Ledger",
     "Lens",
     "Loaded",
+    "Losses",
     "MapInterrupted",
     "MapOptions",
     "NewToken",
     "NonFiniteError",
+    "OptimizerConfig",
     "Parts",
     "Plan",
     "Policy",
     "RandomKeep",
+    "Recipe",
     "Rule",
     "Sampling",
     "Schedule",
     "Span",
     "Stretch",
+    "TrainOptions",
+    "Trained",
     "View",
     "__version__",
     "benchmark",
@@ -142,13 +171,19 @@ __all__ = [
     "ledger",
     "load",
     "load_cache",
-    "load_decoder",
+    "load_model",
     "looped",
     "map",
+    "open_corpus",
+    "open_run",
     "probe",
+    "recipe_named",
+    "resume",
+    "save_model",
     "stack",
     "stream",
     "to_transformers",
+    "train",
 ]
 
 

@@ -11,3 +11,7 @@ class NonFiniteError(ArithmeticError):
 
 class CausalityError(RuntimeError):
     """A model sees later tokens though its policy says that it does not; no score is given."""
+
+
+class DamagedError(OSError):
+    """A file of ours is cut or not what it should be."""

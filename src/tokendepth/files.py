@@ -1,9 +1,31 @@
-"""Write a result so that a crash or a full disk never leaves half a file."""
+"""Files: written so that a crash or a full disk never leaves half of one, checked, and cached."""
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from tokendepth.errors import FetchError
+
+
+def cache_folder() -> Path:
+    """`$TOKENDEPTH_CACHE`, else the user's cache folder of this platform."""
+    given = os.environ.get("TOKENDEPTH_CACHE")
+    return Path(given).expanduser() if given else user_cache_path("tokendepth")
+
+
+def check_sha256(file: Path, expected: str) -> None:
+    """Raise a `FetchError` when the content of a file is not the one with this hash."""
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != expected:
+        raise FetchError(
+            f"{file}: damaged or not the file that was asked for; its sha256 is {found}, it should "
+            f"be {expected}. Remove it and run again."
+        )
 
 
 def write_aside(path: Path, parts: Iterable[str]) -> None:
@@ -38,3 +60,17 @@ def check_writable(path: Path, option: str) -> None:
         raise ValueError(f"{option}: the folder {path.parent} does not exist; make it first")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"{option}: the folder {path.parent} cannot be written")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file or folder another name, at once or not at all."""
+    old.rename(new)

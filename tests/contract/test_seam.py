@@ -21,7 +21,8 @@ from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import executor_named
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.depth.random_keep import RandomKeep
-from tokendepth.models.decoder import Decoder, load_decoder
+from tokendepth.models.decoder import Decoder
+from tokendepth.models.saved import load_weights, save_weights
 from tokendepth.models.schedule import looped, stack
 from tokendepth.nn.attention import Attention, AttentionConfig
 from tokendepth.nn.cache import Store
@@ -60,10 +61,10 @@ def test_carried_sees_cached_tokens_deeper_and_shallower_than_the_new_one(execut
 def test_saved_and_loaded_it_decides_the_same(policy, tmp_path):
     case = next(case for case in CASES if case.policy == policy)
     decoder, again = build(case), build(case)
-    decoder.save(tmp_path)
+    save_weights(decoder, tmp_path / "weights")
     for parameter in again.parameters():
         parameter.zero_()
-    again.load_weights(tmp_path)
+    load_weights(again, tmp_path / "weights")
     ids, mask = ragged()
     first = decoder(ids, mask, routing=case.routing, row_keys=KEYS)
     second = again(ids, mask, routing=case.routing, row_keys=KEYS)
@@ -72,9 +73,9 @@ def test_saved_and_loaded_it_decides_the_same(policy, tmp_path):
 
 
 def test_weights_of_another_policy_are_refused(tmp_path):
-    Decoder(CONFIG, stack(4), toys.UpdateGate(WIDTH)).save(tmp_path)
+    save_weights(Decoder(CONFIG, stack(4), toys.UpdateGate(WIDTH)), tmp_path / "weights")
     with pytest.raises(ValueError, match="unknown.*policy.router.bias"):
-        load_decoder(tmp_path)
+        load_weights(Decoder(CONFIG, stack(4)), tmp_path / "weights")
 
 
 @torch.no_grad()

@@ -37,12 +37,12 @@ def batch(side):
 
 
 def test_a_config_with_a_slip_of_the_pen_names_it(tmp_path):
-    tokendepth.from_transformers(llama()).save(tmp_path)
-    (tmp_path / "config.json").write_text(
-        (tmp_path / "config.json").read_text().replace('"width"', '"wdith"')
+    tokendepth.save_model(tokendepth.from_transformers(llama()), tmp_path)
+    (tmp_path / "model.json").write_text(
+        (tmp_path / "model.json").read_text().replace('"width"', '"wdith"')
     )
     with pytest.raises(ValueError, match="wdith"):
-        tokendepth.load_decoder(tmp_path)
+        tokendepth.load_model(tmp_path)
 
 
 @torch.no_grad()

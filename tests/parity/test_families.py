@@ -72,8 +72,8 @@ def test_saved_and_loaded_it_goes_back_bit_by_bit(name, tmp_path):
     fresh = tokendepth.Decoder(ours.config)  # frequencies follow from the config alone
     for buffer, value in fresh.named_buffers():
         torch.testing.assert_close(value, ours.get_buffer(buffer), rtol=1e-6, atol=0)
-    ours.save(tmp_path / "ours")
-    again = tokendepth.load_decoder(tmp_path / "ours").eval()
+    tokendepth.save_model(ours, tmp_path / "ours")
+    again = tokendepth.load_model(tmp_path / "ours")
     assert again.config == ours.config
     assert (again.head.weight is again.embedding.weight) == theirs.config.tie_word_embeddings
     back = tokendepth.to_transformers(again, eos_token_id=3)

@@ -63,6 +63,8 @@ def test_listing_names_models_and_rules(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     last = json.loads(out.splitlines()[-1])
     assert last["models"] == ["smollm2"]
+    assert {"dense_tiny", "dense_shakespeare"} <= set(last["recipes"])
+    assert {"pydoc", "tinyshakespeare"} <= set(last["corpora"])
     assert last["rules"] == ["kl_last", "kl_previous", "argmax", "state"]
     assert "SmolLM2-135M-Instruct" in out
 

@@ -20,7 +20,9 @@ from tokendepth.errors import FetchError
 from tokendepth.models.convert import from_transformers
 from tokendepth.models.decoder import Decoder
 from tokendepth.models.named import NAMED_MODELS, Say, named_folder
+from tokendepth.models.saved import MODEL_FILE, load_model, newest_checkpoint
 from tokendepth.numerics import resolve_device, resolve_dtype
+from tokendepth.text.tokenizers import load_tokenizer
 from tokendepth.types import Schedule
 
 
@@ -103,8 +105,8 @@ def load(
     """Load a causal language model.
 
     Args:
-        name_or_folder: a name of `tokendepth list`, a local folder in the layout of transformers,
-            or a hub name such as `openai-community/gpt2`.
+        name_or_folder: a run or a saved model of ours, a name of `tokendepth list`, a local folder
+            in the layout of transformers, or a hub name such as `openai-community/gpt2`.
         dtype: float32 unless named; "auto" takes what a short measurement finds faster.
         device: the CPU unless named.
         parts: where blocks, final norm or unembedding lie, if structure does not tell.
@@ -121,7 +123,10 @@ def load(
         title, source = NAMED_MODELS[name].title, str(named_folder(name, say))
     else:
         title, source = _title(name), _folder_or_hub_name(name)
-    model, tokenizer = _from_transformers(source, in_dtype)
+    if Path(source).is_dir() and (saved := _saved(Path(source))) is not None:
+        model, tokenizer = load_model(saved).to(in_dtype), _tokenizer_of(Path(source))
+    else:
+        model, tokenizer = _from_transformers(source, in_dtype)
     return Loaded(
         title=title,
         model=model.to(on_device).eval(),
@@ -140,6 +145,16 @@ def hash_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def _saved(folder: Path) -> Path | None:
+    """Where a folder of ours keeps its model: a run in its newest checkpoint."""
+    return folder if (folder / MODEL_FILE).is_file() else newest_checkpoint(folder)
+
+
+def _tokenizer_of(folder: Path) -> Any:
+    """The tokenizer in a folder of ours; None where none was saved with the model."""
+    return load_tokenizer(folder / "tokenizer") if (folder / "tokenizer").is_dir() else None
+
+
 def _title(name: str) -> str:
     return Path(name).expanduser().resolve().name if Path(name).expanduser().is_dir() else name
 
@@ -147,7 +162,7 @@ def _title(name: str) -> str:
 def _folder_or_hub_name(name: str) -> str:
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not (folder / "config.json").is_file() and _saved(folder) is None:
             raise ValueError(
                 f"model: the folder {folder} has no config.json; a model folder is what "
                 "transformers' save_pretrained writes (config.json, weights, tokenizer)"

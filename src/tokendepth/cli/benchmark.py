@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
-from tokendepth.cli.documents import texts_of
+from tokendepth.cli.documents import TextOptions, is_run
 from tokendepth.cli.map import quiet_transformers
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
@@ -32,8 +32,7 @@ class BenchmarkCommand:
     """Of the synthetic model."""
     vocab: int = 65
     """Of the synthetic model."""
-    file: tuple[Path, ...] = ()
-    """UTF-8 text to run on; random tokens unless given, on which a policy decides nothing real."""
+    text: Annotated[TextOptions, OmitArgPrefixes] = field(default_factory=TextOptions)
     benchmark: Annotated[BenchmarkOptions, OmitArgPrefixes] = field(
         default_factory=BenchmarkOptions
     )
@@ -55,13 +54,14 @@ class BenchmarkCommand:
 
         self.benchmark.check()
         check_outputs(self.html, self.json)
-        names, texts = texts_of(self.file) if self.file else ([], [])
+        self.text.check()
         # The profiler prints to standard error when it starts and stops.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         errors = Console(stderr=True, highlight=False)
         loaded = self._load(errors)
         ids = None
-        if self.file:
+        if self.model is not None and (self.text.given() or is_run(self.model)):
+            names, texts = self.text.texts([self.model])
             documents = tokenize_all(texts, loaded.tokenizer, names)
             ids = torch.tensor([one for document in documents for one in document.ids])
         with progress(errors, "timing", "comparisons") as on_progress:
@@ -88,7 +88,7 @@ class BenchmarkCommand:
                 self.device,
                 say=lambda message: errors.print(message, markup=False),
             )
-        if self.file:
+        if self.text.given():
             raise ValueError("file: a synthetic model has no tokenizer; leave --file out")
         device = resolve_device(self.device)
         decoder = synthetic(self.width, self.layers, self.vocab, self.benchmark.seed)

@@ -7,7 +7,7 @@ from typing import Annotated
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
-from tokendepth.cli.documents import texts_of
+from tokendepth.cli.documents import TextOptions
 from tokendepth.cli.map import quiet_transformers
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
@@ -20,8 +20,7 @@ class CompareCommand:
 
     runs: Positional[tuple[str, ...]]
     """Run folders, or other models; at least two."""
-    file: tuple[Path, ...] = ()
-    """UTF-8 text files to score on; each is a document."""
+    text: Annotated[TextOptions, OmitArgPrefixes] = field(default_factory=TextOptions)
     compare: Annotated[CompareOptions, OmitArgPrefixes] = field(default_factory=CompareOptions)
     device: str = "cpu"
     """cpu, cuda, cuda:N or mps."""
@@ -36,8 +35,8 @@ class CompareCommand:
 
         self.compare.check()
         check_outputs(self.html, self.json)
-        names, texts = texts_of(self.file)
         errors = Console(stderr=True, highlight=False)
+        names, texts = self.text.texts(self.runs, lambda told: errors.print(told, markup=False))
         quiet_transformers()
         with progress(errors, "evaluating", "tokens") as on_progress:
             result = compare(

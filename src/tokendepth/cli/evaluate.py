@@ -7,7 +7,7 @@ from typing import Annotated
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
-from tokendepth.cli.documents import texts_of
+from tokendepth.cli.documents import TextOptions
 from tokendepth.cli.map import quiet_transformers
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
@@ -20,8 +20,7 @@ class EvaluateCommand:
 
     model: Positional[str] = "smollm2"
     """A run, a name of `tokendepth list`, a folder, or a hub name."""
-    file: tuple[Path, ...] = ()
-    """UTF-8 text files; each is a document."""
+    text: Annotated[TextOptions, OmitArgPrefixes] = field(default_factory=TextOptions)
     evaluate: Annotated[EvaluateOptions, OmitArgPrefixes] = field(default_factory=EvaluateOptions)
     dtype: str = "float32"
     """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
@@ -39,8 +38,8 @@ class EvaluateCommand:
 
         self.evaluate.check()
         check_outputs(self.html, self.json)
-        names, texts = texts_of(self.file)
         errors = Console(stderr=True, highlight=False)
+        names, texts = self.text.texts([self.model], lambda told: errors.print(told, markup=False))
         quiet_transformers()
         loaded = load(
             self.model,

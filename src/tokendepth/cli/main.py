@@ -18,9 +18,11 @@ from tokendepth.cli.evaluate import EvaluateCommand
 from tokendepth.cli.generate import GenerateCommand
 from tokendepth.cli.list import ListCommand
 from tokendepth.cli.map import MapCommand
+from tokendepth.cli.train import TrainCommand
 
 Command = (
     Annotated[MapCommand, tyro.conf.subcommand("map")]
+    | Annotated[TrainCommand, tyro.conf.subcommand("train")]
     | Annotated[GenerateCommand, tyro.conf.subcommand("generate")]
     | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
     | Annotated[BenchmarkCommand, tyro.conf.subcommand("benchmark")]
@@ -69,4 +71,5 @@ def entry() -> None:
     """What the installed `tokendepth` script calls."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a console that lacks a character shows a mark
         sys.stdout.reconfigure(errors="replace")
+    sys.path.append("")  # so that a recipe or policy of one's own is found in the working folder
     sys.exit(main())

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
 from tokendepth.adapters.huggingface import Parts
+from tokendepth.cli.documents import TextOptions
 from tokendepth.cli.progress import progress
 from tokendepth.measure.mapping import MapOptions
 
@@ -24,8 +26,7 @@ class MapCommand:
 
     text: Positional[tuple[str, ...]] = ()
     """The text to map; several, each in quotes, are several documents."""
-    file: tuple[Path, ...] = ()
-    """UTF-8 text files instead; each is a document."""
+    source: Annotated[TextOptions, OmitArgPrefixes] = field(default_factory=TextOptions)
     model: str = "smollm2"
     """A name of `tokendepth list`, a folder, or a hub name such as openai-community/gpt2."""
     measure: Annotated[MapOptions, OmitArgPrefixes] = field(default_factory=MapOptions)
@@ -48,7 +49,7 @@ class MapCommand:
         self.measure.check()
         names, texts = self._documents()
         html, jsonl = self._outputs(texts)
-        self._check_outputs(html, jsonl)
+        self._check_outputs(html, jsonl, names if self.source.file else ())
         check_writable(html, "html")
         check_writable(jsonl, "jsonl")
         errors = Console(stderr=True, highlight=False)
@@ -91,27 +92,23 @@ class MapCommand:
 
     def _documents(self) -> tuple[list[str], list[str]]:
         """Names and texts, all of them read before any work is done."""
-        from tokendepth.text.documents import check_text, read_text
+        from tokendepth.text.documents import check_text
 
-        if bool(self.text) == bool(self.file):
+        if bool(self.text) == self.source.given():
             raise ValueError(
                 "text: give either a text or --file FILE..., and not both; for example\n"
                 '  tokendepth map "To be, or not to be"'
             )
-        if self.text:
-            names, texts = [f"text {n}" for n in range(1, len(self.text) + 1)], list(self.text)
-        else:
-            names, texts = (
-                [str(path) for path in self.file],
-                [read_text(path) for path in self.file],
-            )
+        if self.source.given():
+            return self.source.texts([self.model])
+        names, texts = [f"text {n}" for n in range(1, len(self.text) + 1)], list(self.text)
         for name, text in zip(names, texts, strict=True):
             check_text(name, text)
         return names, texts
 
-    def _check_outputs(self, html: Path, jsonl: Path) -> None:
+    def _check_outputs(self, html: Path, jsonl: Path, files: Sequence[str]) -> None:
         """Neither output may be the other, or a text that was given."""
-        given = {path.expanduser().resolve() for path in self.file}
+        given = {Path(file).resolve() for file in files}
         for option, path in (("html", html), ("jsonl", jsonl)):
             if path in given:
                 raise ValueError(f"{option}: {path} is one of the texts to map; name another file")

@@ -42,7 +42,7 @@ class CompareOptions:
     timed_batch: int = 8
     """Sequences in the timed prefill."""
     timed_length: int = 128
-    """Their tokens."""
+    """Their tokens; fewer where a run has fewer positions."""
     seconds: float = 10.0
     """Spent on timing, at least 7 rounds."""
 
@@ -121,7 +121,9 @@ def _row(entrant: Entrant, score: Score, seconds: float) -> ComparedRun:
 
 def _seconds(entrants: Sequence[Entrant], options: CompareOptions) -> dict[str, float]:
     """Median seconds a token of a prefill of the same text, all entrants in each round."""
-    arms, tokens = {}, options.timed_batch * options.timed_length
+    limits = [entrant.loaded.decoder.config.max_positions for entrant in entrants]
+    length = min([options.timed_length, *(limit for limit in limits if limit is not None)])
+    arms, tokens = {}, options.timed_batch * length
     for entrant in entrants:
         decoder = entrant.loaded.decoder
         ids = torch.tensor([one for document in entrant.documents for one in document.ids])

@@ -71,7 +71,7 @@ def entrant(
 
 
 def group_and_seed(folder: Path) -> tuple[str, int | None]:
-    """Of a run folder: its resolved config without the seed, in a short name, and the seed.
+    """Of a run folder: its recipe with what was changed in it, the seed apart, and the seed.
 
     Raises:
         ValueError: a folder without a config.
@@ -80,6 +80,5 @@ def group_and_seed(folder: Path) -> tuple[str, int | None]:
     if not file.is_file():
         raise ValueError(f"runs: {folder} has no config.json; name a folder that `train` has made")
     config = json.loads(file.read_text())
-    seed = config.pop("seed", None)
-    label = config.get("recipe") or config.get("name") or folder.name
-    return str(label), seed
+    label = config.get("recipe") or folder.name
+    return " ".join([str(label), *config.get("changes", [])]), config.get("seed")

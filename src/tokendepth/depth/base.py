@@ -86,6 +86,47 @@ class ReadOut(Protocol):
         ...
 
 
+@runtime_checkable
+class Sizes(Protocol):
+    """What a policy may want to know of a decoder's config."""
+
+    @property
+    def width(self) -> int:
+        """Features of a state."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of a prediction."""
+        ...
+
+
+@runtime_checkable
+class Host(Protocol):
+    """A decoder, as a policy config sees it when it makes its policy."""
+
+    schedule: Schedule
+    head: nn.Linear
+    """For read-outs of the policy's own that share it."""
+
+    @property
+    def config(self) -> Sizes:
+        """Sizes of the decoder."""
+        ...
+
+
+@runtime_checkable
+class PolicyConfig(Protocol):
+    """A frozen dataclass beside its policy: what a saved model keeps of it.
+
+    Its name stands in `depth/registry.py`; one of a user's own is named by dotted path.
+    """
+
+    def build(self, host: Host) -> "Policy":
+        """The policy for a decoder, with weights as they start."""
+        ...
+
+
 class Policy(nn.Module, ABC):
     """Says of each span which rows run and with what weight."""
 
@@ -102,6 +143,7 @@ class Policy(nn.Module, ABC):
         super().__init__()
         # Not a class attribute: that would hide a module assigned under this name.
         self.read_out: ReadOut | None = None
+        self.config: PolicyConfig | None = None
 
     def causal(self, routing: Routing) -> bool:
         """False if a decision looks at later tokens or at other rows."""

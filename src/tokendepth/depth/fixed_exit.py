@@ -1,11 +1,25 @@
 """A depth given from outside: for all tokens, each row or each token."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tokendepth.depth.base import Context, Policy, State
+from tokendepth.depth.base import Context, Host, Policy, State
 from tokendepth.types import Decision, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedExitConfig:
+    """Of `FixedExit` with one depth for all tokens."""
+
+    depth: int
+
+    def build(self, host: Host) -> "FixedExit":
+        """The policy."""
+        del host
+        return FixedExit(self.depth)
 
 
 class FixedExit(Policy):
@@ -32,6 +46,7 @@ class FixedExit(Policy):
                 "must be whole numbers of shape (), (batch) or (batch, seq)"
             )
         self.register_buffer("depth", given)
+        self.config = FixedExitConfig(depth=int(given)) if given.ndim == 0 else None
 
     def start(self, hidden: Tensor, context: Context) -> State:
         """The depth of each token of the call.

@@ -1,11 +1,27 @@
 """Random depth by keyed draws: the control that any learned routing must beat."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from tokendepth.depth.base import Context, Policy, State
+from tokendepth.depth.base import Context, Host, Policy, State
 from tokendepth.numerics import keyed_uniform
 from tokendepth.types import Decision, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomKeepConfig:
+    """Of `RandomKeep`."""
+
+    share: float
+    """Chance of running, 0 to 1."""
+    seed: int = 0
+
+    def build(self, host: Host) -> "RandomKeep":
+        """The policy."""
+        del host
+        return RandomKeep(self.share, self.seed)
 
 
 class RandomKeep(Policy):
@@ -23,6 +39,7 @@ class RandomKeep(Policy):
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"share: got {share}; it must lie between 0 and 1")
         self.share, self.seed = share, seed
+        self.config = RandomKeepConfig(share=share, seed=seed)
 
     def decide(
         self, span: Span, hidden: Tensor, state: State, context: Context

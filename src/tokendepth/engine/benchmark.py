@@ -24,6 +24,8 @@ from tokendepth.models.config import DecoderConfig
 from tokendepth.models.decoder import Decoder
 from tokendepth.text.documents import tokenize
 
+LENGTH = 256
+"""Tokens of a sequence, unless the model's positions are fewer."""
 GIVEN_ALPHA = 0.5
 """Where a policy skips nothing of itself and no `alpha` is given."""
 
@@ -39,8 +41,8 @@ class BenchmarkOptions:
     """prefill: a whole text; decode: one token after it; train: forward, backward and AdamW."""
     batch: tuple[int, ...] = (1, 8, 64)
     """Sequences at once."""
-    length: int = 256
-    """Tokens of each sequence."""
+    length: int | None = None
+    """Tokens of each sequence; 256 or the model's positions unless given."""
     executor: tuple[ExecutorName, ...] = ("gathered", "feed_forward")
     """What is timed against the dense model."""
     alpha: tuple[float, ...] = ()
@@ -58,7 +60,7 @@ class BenchmarkOptions:
                 raise ValueError(f"{name}: got none; give at least one")
         for name in self.executor:
             executor_named(name)
-        for value in (*self.batch, self.length - 1):
+        for value in (*self.batch, 1 if self.length is None else self.length - 1):
             if value < 1:
                 raise ValueError(
                     f"batch, length: got {self.batch} and {self.length}; a batch is at least 1, a "
@@ -120,9 +122,7 @@ def benchmark_on(
     """
     options.check()
     decoder = loaded.decoder
-    limit = decoder.config.max_positions
-    if limit is not None and options.length > limit:
-        raise ValueError(f"length: got {options.length}; the model has {limit} positions")
+    options = _with_length(options, decoder.config.max_positions)
     alphas: Sequence[float | None] = options.alpha or (
         (GIVEN_ALPHA,) if isinstance(decoder.policy, Dense) else (None,)
     )
@@ -172,9 +172,19 @@ def synthetic(width: int, layers: int, vocab_size: int, seed: int) -> Decoder:
         return Decoder(config).eval()
 
 
+def _with_length(options: BenchmarkOptions, limit: int | None) -> BenchmarkOptions:
+    """The options with a length that the model has positions for."""
+    if options.length is None:
+        return dataclasses.replace(options, length=min(LENGTH, limit or LENGTH))
+    if limit is not None and options.length > limit:
+        raise ValueError(f"length: got {options.length}; the model has {limit} positions")
+    return options
+
+
 def _tokens(
     decoder: Decoder, batch: int, options: BenchmarkOptions, ids: Tensor | None
 ) -> Int[Tensor, "batch seq"]:
+    assert options.length is not None
     shape, device = (batch, options.length), decoder.embedding.weight.device
     if ids is None:
         generator = torch.Generator().manual_seed(options.seed)

@@ -1,9 +1,7 @@
 """What a decoder is made of."""
 
-import dataclasses
-import json
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from tokendepth.nn.attention import AttentionConfig
 from tokendepth.nn.feed_forward import Activation, FeedForwardConfig
@@ -156,34 +154,3 @@ class DecoderConfig:
             bias=self.feed_forward_bias,
             dropout=self.dropout,
         )
-
-    def to_json(self) -> str:
-        """All fields, as JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
-
-
-def read_config(text: str) -> DecoderConfig:
-    """A config from its JSON.
-
-    Raises:
-        ValueError: an unknown or a missing field, by name.
-    """
-    given: dict[str, Any] = json.loads(text)
-    known = {field.name: field for field in dataclasses.fields(DecoderConfig)}
-    unknown = sorted(set(given) - set(known))
-    missing = sorted(
-        name
-        for name, field in known.items()
-        if name not in given and field.default is dataclasses.MISSING
-    )
-    if unknown or missing:
-        raise ValueError(
-            f"config: unknown fields {unknown}, missing fields {missing}; known are {list(known)}"
-        )
-    if "windows" in given:
-        given["windows"] = tuple(given["windows"])
-    if given.get("rotary_stretch") is not None:
-        stretch = given["rotary_stretch"]
-        band = None if stretch["band"] is None else tuple(stretch["band"])
-        given["rotary_stretch"] = Stretch(**{**stretch, "band": band})
-    return DecoderConfig(**given)

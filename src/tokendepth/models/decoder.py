@@ -3,12 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tokendepth.depth import few
@@ -16,7 +13,7 @@ from tokendepth.depth.base import Context, Policy, Turns, check_routing, unread,
 from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import ExecutorName
 from tokendepth.models import build
-from tokendepth.models.config import DecoderConfig, read_config
+from tokendepth.models.config import DecoderConfig
 from tokendepth.models.schedule import stack
 from tokendepth.models.walk import Record, Walk
 from tokendepth.nn.cache import Cache
@@ -279,52 +276,6 @@ class Decoder(nn.Module):
             read=unread,
             watch=unwatched,
         )
-
-    def save(self, folder: Path | str) -> None:
-        """Write config and weights, the policy's included; shared ones are written once."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(self.config.to_json())
-        weights = {name: value.contiguous() for name, value in self._unique().items()}
-        save_file(weights, folder / "model.safetensors")
-
-    def load_weights(self, folder: Path | str) -> None:
-        """Take the weights that `save` has written for a decoder and policy of the same shape.
-
-        Raises:
-            ValueError: unknown or missing names.
-        """
-        stored = load_file(Path(folder) / "model.safetensors")
-        mine = set(self._unique())
-        if set(stored) != mine:
-            raise ValueError(
-                f"weights: {folder} has unknown {sorted(set(stored) - mine)} and lacks "
-                f"{sorted(mine - set(stored))}; schedule and policy must be those it was saved with"
-            )
-        self.load_state_dict(stored, strict=False)
-
-    def _unique(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers, shared ones under their first name."""
-        every = self.state_dict(keep_vars=True)
-        first = {id(value): name for name, value in reversed(every.items())}
-        return {name: value.detach() for name, value in every.items() if first[id(value)] == name}
-
-
-def load_decoder(
-    folder: Path | str, schedule: Schedule | None = None, policy: Policy | None = None
-) -> Decoder:
-    """A decoder that `Decoder.save` has written. Schedule and policy are the caller's.
-
-    Raises:
-        ValueError: a config or weights with unknown or missing names.
-    """
-    folder = Path(folder)
-    decoder = Decoder(read_config((folder / "config.json").read_text()), schedule, policy)
-    with safe_open(folder / "model.safetensors", framework="pt") as stored:
-        dtype = stored.get_tensor("embedding.weight").dtype
-    decoder = decoder.to(dtype)
-    decoder.load_weights(folder)
-    return decoder
 
 
 def _check_fit(decoder: Decoder, order: Schedule, collect: Sequence[int]) -> None:

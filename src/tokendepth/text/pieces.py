@@ -8,6 +8,8 @@ that hold the rest read as nothing, so that the texts of a sequence join to the 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tokendepth.text.tokenizers import ByteTokenizer
+
 WORD_START = "\u2581"  # SentencePiece's visible space
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
@@ -82,6 +84,8 @@ def _character_length(first_byte: int) -> int:
 
 def _reader(tokenizer: Any) -> Callable[[str], bytes]:
     """How this tokenizer's pieces spell bytes, told by its decoder."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return _from_sentence_piece
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = backend.decoder if backend is not None else None
     spelled = decoder.__getstate__().decode() if decoder is not None else ""

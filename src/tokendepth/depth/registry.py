@@ -1,0 +1,8 @@
+"""The policies that have a name: the one place to add a new one."""
+
+from tokendepth.configs import Family
+from tokendepth.depth.dense import DenseConfig
+from tokendepth.depth.fixed_exit import FixedExitConfig
+from tokendepth.depth.random_keep import RandomKeepConfig
+
+POLICIES = Family(what="policy", members=(DenseConfig, FixedExitConfig, RandomKeepConfig))

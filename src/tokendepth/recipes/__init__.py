@@ -1,0 +1,1 @@
+"""Recipes: full configurations as functions. The docstring holds command, hardware, expected."""

@@ -15,6 +15,10 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the hub client when it is first imported
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one core a worker, also in the processes they start
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+
 _without_data: list[str] = []
 
 

@@ -29,53 +29,61 @@ def _insert(values, numbers, value, number):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def keep_nearest(block, offset, first, row_limit, row_values, row_columns, limit, values, rows):
+def keep_nearest(
+    block, first_row, first_column, offset, row_limit, row_values, row_columns, limit, values, rows
+):
     """Keep the smallest entries of every row of a block, and of every column so far.
 
     Args:
         block: approximate costs, less what is the same within a row.
+        first_row: number of the block's first row; the arrays below are of all rows and columns.
+        first_column: number of its first column.
         offset: what has to be added in each row to compare the entries of a column.
-        first: number of the block's first row.
-        row_limit: nothing at or above it is kept, one a row.
-        row_values: the smallest entries of each row of the block, ascending; infinite at first.
+        row_limit: nothing at or above it is kept, one a row; lowered as lists fill.
+        row_values: the smallest entries of each row so far, ascending; infinite at first.
         row_columns: where they are.
         limit: nothing at or above it is kept, one a column; lowered as lists fill.
-        values: the smallest entries of each column, of this block and those before it.
+        values: the smallest entries of each column so far.
         rows: where they are.
     """
     height, width = block.shape
-    for row in range(height):
+    columns = limit[first_column : first_column + width]
+    for at in range(height):
+        row = first_row + at
         shift = offset[row]
         bound = row_limit[row]
         for begin in range(0, width, STRIDE):
             end = min(begin + STRIDE, width)
             hit = False
             for column in range(begin, end):
-                value = block[row, column]
-                hit |= (value < bound) | (value + shift < limit[column])
+                value = block[at, column]
+                hit |= (value < bound) | (value + shift < columns[column])
             if not hit:
                 continue
             for column in range(begin, end):
-                value = block[row, column]
+                value = block[at, column]
+                number = first_column + column
                 if value < bound:
-                    bound = min(bound, _insert(row_values[row], row_columns[row], value, column))
+                    bound = min(bound, _insert(row_values[row], row_columns[row], value, number))
                 value += shift
-                if value < limit[column]:
-                    last = _insert(values[column], rows[column], value, first + row)
-                    limit[column] = min(limit[column], last)
+                if value < columns[column]:
+                    last = _insert(values[number], rows[number], value, row)
+                    columns[column] = min(columns[column], last)
+        row_limit[row] = bound
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def find_below(block, bound, values, columns, count):
+def find_below(block, first_column, bound, values, columns, count):
     """The smallest entries of each row that lie below the row's bound.
 
     Args:
         block: approximate reduced costs, less what is the same within a row.
+        first_column: number of the block's first column.
         bound: one a row.
-        values: room for the smallest of each row, ascending; infinite at first.
+        values: the smallest of each row so far, ascending; infinite at first.
         columns: where they are.
-        count: filled with how many entries of each row lie below its bound.
+        count: how many entries of each row lie below its bound so far.
     """
     height, width = block.shape
     last = values.shape[1] - 1
@@ -94,5 +102,5 @@ def find_below(block, bound, values, columns, count):
                 if value < least:
                     found += 1
                     if value < values[row, last]:
-                        _insert(values[row], columns[row], value, column)
-        count[row] = found
+                        _insert(values[row], columns[row], value, first_column + column)
+        count[row] += found

@@ -33,9 +33,20 @@ class Blocks(ABC):
     error: Float[np.ndarray, " row"]
     """No entry of the row is wrong by more."""
 
+    width: int
+    """How many numbers an entry is computed from: more than a few, and a product of matrices is
+    best left to many threads of its own."""
+    dtype: type
+
     @abstractmethod
-    def fill(self, rows: Int[np.ndarray, " some"], room: np.ndarray) -> np.ndarray:
-        """The rows' entries for all columns; `room` may hold them."""
+    def fill(
+        self, rows: Int[np.ndarray, " some"], columns: slice, room: np.ndarray
+    ) -> Float[np.ndarray, "some columns"]:
+        """Entries of the rows; `room` may hold them."""
+
+    @abstractmethod
+    def only(self, columns: Int[np.ndarray, " few"]) -> Float[np.ndarray, "row few"]:
+        """The entries of a few columns."""
 
 
 class SquaredDistances(PairCosts):
@@ -85,10 +96,18 @@ class ProductBlocks(Blocks):
     ) -> None:
         self._left, self._right = left, np.ascontiguousarray(right.T)
         self.base, self.error = base, error
+        self.width, self.dtype = left.shape[1], left.dtype.type
 
-    def fill(self, rows: Int[np.ndarray, " some"], room: np.ndarray) -> np.ndarray:
+    def fill(
+        self, rows: Int[np.ndarray, " some"], columns: slice, room: np.ndarray
+    ) -> Float[np.ndarray, "some columns"]:
         """One matrix product."""
-        return np.matmul(self._left[rows], self._right, out=room[: len(rows)])
+        right = self._right[:, columns]
+        return np.matmul(self._left[rows], right, out=room[: len(rows), : right.shape[1]])
+
+    def only(self, columns: Int[np.ndarray, " few"]) -> Float[np.ndarray, "row few"]:
+        """Another."""
+        return self._left @ self._right[:, columns]
 
 
 class GivenCosts(PairCosts):
@@ -122,13 +141,22 @@ class MatrixBlocks(Blocks):
     ) -> None:
         self._matrix, self._prices = matrix, prices
         self.base = matrix.min(axis=1)
+        self.width, self.dtype = 1, np.float32 if rough else np.float64
         largest = np.abs(matrix).max(axis=1) + np.abs(prices).max()
         self.error = 4 * (float(np.finfo(np.float32).eps) if rough else EPS) * largest
 
-    def fill(self, rows: Int[np.ndarray, " some"], room: np.ndarray) -> np.ndarray:
+    def fill(
+        self, rows: Int[np.ndarray, " some"], columns: slice, room: np.ndarray
+    ) -> Float[np.ndarray, "some columns"]:
         """Two subtractions, in float64 until they are kept."""
-        room[: len(rows)] = (self._matrix[rows] - self.base[rows, None]) - self._prices
-        return room[: len(rows)]
+        entries = (self._matrix[rows, columns] - self.base[rows, None]) - self._prices[columns]
+        block = room[: len(rows), : entries.shape[1]]
+        block[:] = entries
+        return block
+
+    def only(self, columns: Int[np.ndarray, " few"]) -> Float[np.ndarray, "row few"]:
+        """In the dtype of the matrix."""
+        return (self._matrix[:, columns] - self.base[:, None]) - self._prices[columns]
 
 
 @njit(cache=True, nogil=True)

@@ -1,6 +1,6 @@
 """Passes over all pairs of an assignment, in blocks and in as many threads as torch may use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,10 @@ from tokendepth.measure.candidates import find_below, keep_nearest
 from tokendepth.measure.pair_costs import EPS, Blocks, PairCosts
 from tokendepth.measure.sparse_graph import Graph, distinct_arcs
 
-BLOCK_BYTES = 2_000_000  # about one core's cache
+PANEL = 4096  # columns of a block
+SMALL_PRODUCT = 1_000_000  # multiply-adds up to which a matrix product stays in its thread
+NARROW = 64  # products of vectors no longer than this are computed in such small blocks
 ROOM = 8  # pairs below its price that a row may report in one pass
-SAMPLE = 192  # rows, and columns, from which thresholds are guessed
-SAMPLE_RANK = 4  # a pair is near when it is below the fourth smallest of the sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,9 @@ def nearest_pairs(
     u: Float[np.ndarray, " row"],
     v: Float[np.ndarray, " column"],
     width: int,
-) -> Graph:
+    below: float = np.inf,
+) -> tuple:
     """The pairs with the smallest reduced costs of each row and of each column, about.
-
-    Thresholds are guessed from a sample, so that a row may get fewer than `width`, never none.
 
     Args:
         costs: of all pairs.
@@ -50,22 +49,21 @@ def nearest_pairs(
     num_rows, num_columns = costs.shape
     blocks = costs.prepare(v, rough=True)
     shift = (blocks.base - u).astype(np.float32)
-    row_limit, limit = _guess(blocks, shift, num_columns, width)
+    row_limit = (below - shift).astype(np.float32)
     near = np.full((num_rows, min(width, num_columns)), np.inf, np.float32)
     where = np.zeros(near.shape, np.int64)
 
     def search(part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        bound = limit.copy()
+        limit = np.full(num_columns, below, np.float32)
         values = np.full((num_columns, min(width, num_rows)), np.inf, np.float32)
         rows = np.zeros(values.shape, np.int64)
-        for some, block in _blocks(blocks, part, num_columns, np.float32):
+        for begin, column, block in _tiles(blocks, part, num_columns):
             keep_nearest(
-                block, shift[some], some[0], row_limit[some], near[some[0] : some[-1] + 1],
-                where[some[0] : some[-1] + 1], bound, values, rows,
-            )  # fmt: skip
+                block, part[begin], column, shift, row_limit, near, where, limit, values, rows
+            )
         return values, rows
 
-    found = _in_parts(np.arange(num_rows), search)
+    found = _in_parts(blocks, np.arange(num_rows), search)
     values = np.concatenate([values for values, _ in found], axis=1)
     rows = np.concatenate([rows for _, rows in found], axis=1)
     if len(found) > 1:
@@ -74,10 +72,8 @@ def nearest_pairs(
         order = np.argsort(values, axis=1)
         values, rows = (np.take_along_axis(each, order, axis=1) for each in (values, rows))
     row_fill, column_fill = (np.isfinite(each).sum(axis=1) for each in (near, values))
-    empty = np.flatnonzero(row_fill == 0)
-    where[empty, 0], row_fill[empty] = empty % num_columns, 1
     start, tail, head = distinct_arcs(where, row_fill, rows, column_fill)
-    return Graph(start=start, head=head, cost=costs.of(tail, head))
+    return start, tail, head, costs.of(tail, head)
 
 
 def broken_pairs(
@@ -97,19 +93,18 @@ def broken_pairs(
         asked: ascending.
     """
     blocks = costs.prepare(v, rough=False)
-    bound = u - blocks.base + blocks.error
+    bound = (u - blocks.base + blocks.error)[asked]
     values = np.full((len(asked), min(ROOM, costs.shape[1])), np.inf)
     where = np.zeros(values.shape, np.int64)
     count = np.zeros(len(asked), np.int64)
 
     def search(part: np.ndarray) -> None:
-        done = part[0]
-        for some, block in _blocks(blocks, asked[part], costs.shape[1], np.float64):
-            here = slice(done, done + len(some))
-            find_below(block, bound[some], values[here], where[here], count[here])
-            done += len(some)
+        for begin, column, block in _tiles(blocks, asked[part], costs.shape[1]):
+            here = part[begin : begin + len(block)]
+            here = slice(here[0], here[-1] + 1)
+            find_below(block, column, bound[here], values[here], where[here], count[here])
 
-    _in_parts(np.arange(len(asked)), search)
+    _in_parts(blocks, np.arange(len(asked)), search)
     at, rank = np.nonzero(np.isfinite(values))
     rows, columns = asked[at], where[at, rank]
     exact = costs.of(rows, columns)
@@ -128,30 +123,29 @@ def broken_pairs(
     )
 
 
-def _guess(
-    blocks: Blocks, shift: np.ndarray, num_columns: int, width: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Thresholds of rows and of columns; infinite where a sample would not pay."""
-    num_rows = len(shift)
-    row_limit = np.full(num_rows, np.inf, np.float32)
-    limit = np.full(num_columns, np.inf, np.float32)
-    if min(num_rows, num_columns) < 8 * SAMPLE:
-        return row_limit, limit
-    return row_limit, limit
+def _tiles(
+    blocks: Blocks, rows: np.ndarray, num_columns: int
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Blocks of entries in one buffer that is used again.
+
+    Yields:
+        Where in `rows` the block begins, its first column, and its entries.
+    """
+    width = min(num_columns, PANEL)
+    narrow = blocks.width <= NARROW
+    height = max(1, SMALL_PRODUCT // (width * blocks.width)) if narrow else 256
+    room = np.empty((min(height, len(rows)), width), blocks.dtype)
+    for column in range(0, num_columns, width):
+        columns = slice(column, min(column + width, num_columns))
+        for begin in range(0, len(rows), height):
+            yield begin, column, blocks.fill(rows[begin : begin + height], columns, room)
 
 
-def _blocks(blocks: Blocks, rows: np.ndarray, num_columns: int, dtype: type):
-    """Pieces of the rows with their entries, in one buffer that is used again."""
-    height = max(1, BLOCK_BYTES // (num_columns * np.dtype(dtype).itemsize))
-    room = np.empty((min(height, len(rows)), num_columns), dtype)
-    for begin in range(0, len(rows), height):
-        some = rows[begin : begin + height]
-        yield some, blocks.fill(some, room)
-
-
-def _in_parts(numbers: np.ndarray, work: Callable[[np.ndarray], Any]) -> list[Any]:
+def _in_parts(
+    blocks: Blocks, numbers: np.ndarray, work: Callable[[np.ndarray], Any]
+) -> list[Any]:
     """Work on equal parts of the numbers, one a thread."""
-    threads = torch.get_num_threads()
+    threads = torch.get_num_threads() if blocks.width <= NARROW else 1
     if threads == 1 or len(numbers) < 512:
         return [work(numbers)] if len(numbers) else []
     with ThreadPoolExecutor(threads) as pool:

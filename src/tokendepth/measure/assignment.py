@@ -1,134 +1,214 @@
-"""Exact assignment between two clouds, with a proof.
+"""Exact assignment between two clouds, or for a matrix of costs, with a proof of optimality.
 
-Pairs are drawn from a sparse graph of near ones (`pair_search`), matched with prices that prove it
-(`sparse_matching`), and then every pair that was left out is held against the prices: whatever costs
-less than its prices joins the graph, and the rows concerned are matched again. When nothing does,
-the prices prove that no assignment of all pairs is cheaper.
+Memory grows with the number of points, not with its square; `matching_rounds` holds the method. Its
+prices start from what is known about clouds:
 
-The prices start from the optimal map between Gaussians with the clouds' means and covariances:
-x → Ax with A symmetric makes -2 x·y at least -x·Ax - y·A⁻¹y, which are prices of a row and of a column.
+* for clouds that a linear map explains, the optimal map between Gaussians with their means and
+  covariances: A is symmetric and positive definite, so -2 x·y >= -x·Ax - y·A⁻¹y, and what stands on the
+  right belongs to a row and to a column;
+* else nothing.
+
+Both are tried on a few hundred points, since a linear map tears clouds that lie in tight clusters.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 
+from tokendepth.measure.matching_rounds import match
 from tokendepth.measure.pair_costs import GivenCosts, PairCosts, SquaredDistances
-from tokendepth.measure.pair_search import broken_pairs, nearest_pairs
-from tokendepth.measure.sparse_graph import Graph, merged
-from tokendepth.measure.sparse_matching import augment, bid, reduce_rows
 
-LIMIT=12
-REBID=()
-WIDTH = 12
-STEPS = (0.4, 0.1, 0.03, 0.01, 0.003)
-MAX_ROUNDS = 200
+TRIAL = 384  # points of each cloud on which starts are compared
+RIDGE = 1e-8  # of the mean variance, added to covariances
+LOOSE = 0.2  # of the Gaussian bound that the plain one must reach; less means tight clusters
+LARGEST = 1e150  # coordinates beyond it cannot be squared
 
 
-@dataclass
-class _State:
-    u: Float[np.ndarray, " row"]
-    v: Float[np.ndarray, " column"]
-    mate: Int[np.ndarray, " row"]
-    owner: Int[np.ndarray, " column"]
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Which target belongs to each source, and the prices that prove it.
+
+    For every pair `dual_source[i] + dual_target[j] <= cost[i, j]` up to rounding, so no assignment
+    costs less than the sum of both.
+    """
+
+    permutation: Int[np.ndarray, " source"]
+    """Index into the targets for each source; -1 where sources outnumber the targets."""
+    cost: float
+    """Mean over the matched pairs."""
+    gap: float
+    """How far the proof falls short of the cost, relative to it; some 1e-15 is rounding."""
+    dual_source: Float[np.ndarray, " source"]
+    dual_target: Float[np.ndarray, " target"]
 
 
-def solve(costs: PairCosts, u, v, stats=None):
-    import time
-    T={}; t0=[time.perf_counter()]
-    def mark(n):
-        t=time.perf_counter(); T[n]=T.get(n,0)+t-t0[0]; t0[0]=t
-    num_rows, num_columns = costs.shape
-    start, tail, head, cost = nearest_pairs(costs, u, v, WIDTH)
-    graph = Graph(start=start, head=head, cost=cost)
-    mark('near')
-    v = v.copy()
-    def SC():
-        reduced = graph.cost - v[graph.head]
-        low = np.minimum.reduceat(reduced, graph.start[:-1])
-        return float((np.add.reduceat(reduced, graph.start[:-1]) / np.diff(graph.start) - low).mean())
-    scale=SC()
-    log=[]
-    if scale > 0:
-        for step in STEPS:
-            log.append(bid(graph.start, graph.head, graph.cost, v, step * scale, LIMIT * num_rows))
-    mark('bid')
-    mate = np.full(num_rows, -1); owner = np.full(num_columns, -1)
-    u = np.zeros(num_rows); certified = np.full(num_rows, -np.inf)
-    free = np.arange(num_rows)
-    rng = np.random.default_rng(0)
-    wide = False
-    for turn in range(MAX_ROUNDS):
-        for _ in range(4): free = reduce_rows(graph.start, graph.head, graph.cost, u, v, mate, owner, free)
-        mark('arr')
-        nf=len(free)
-        while True:
-            nf2=len(free); tt=time.process_time()
-            free = augment(graph.start, graph.head, graph.cost, u, v, mate, owner, free)
-            mark('augment'); log.append(('aug',nf2,round(1e3*(time.process_time()-tt))))
-            if not len(free): break
-            spare = np.flatnonzero(owner < 0)
-            rows = np.repeat(np.sort(free), 8); columns = rng.choice(spare, size=len(rows))
-            graph = merged(graph, rows, columns, costs.of(rows, columns))
-            log.append(('stuck',len(free))); wide=True
-            mark('stuck')
-        if wide:
-            _, tail, head, cost = nearest_pairs(costs, u, v, WIDTH, 0.0)
-            reduced = cost - u[tail] - v[head]
-            real = reduced < -1e-9 * scale
-            log.append((nf,'w',real.sum()))
-            mark('wide')
-            wide = real.sum() > num_rows // 8
-            if real.sum() > num_rows//40:
-                tail, head, cost = tail[real], head[real], cost[real]
-                graph = merged(graph, tail, head, cost)
-                low = np.zeros(num_rows); np.minimum.at(low, tail, reduced[real])
-                free = np.unique(tail); u[free] += low[free]
-                owner[mate[free]] = -1
-                mate[free] = -1
-                mark('merge')
-                if REBID and len(free) > num_rows//8:
-                    scale = SC()
-                    for step in REBID:
-                        log.append(bid(graph.start, graph.head, graph.cost, v, step * scale, LIMIT * num_rows))
-                    mate[:]=-1; owner[:]=-1; free=np.arange(num_rows)
-                    mark('bid')
-                continue
-        stale = np.flatnonzero(u > certified)
-        b = broken_pairs(costs, u, v, stale)
-        certified[stale] = b.floor
-        log.append((nf,len(stale),len(b.rows)))
-        mark('price')
-        if not len(b.rows): break
-        wide = len(b.rows) > num_rows//4
-        if wide: 
-            certified[stale]=-np.inf; free=np.zeros(0,int)
-            continue
-        graph = merged(graph, b.rows, b.columns, b.costs)
-        free = np.unique(b.rows)
-        u[free] = certified[free]
-        owner[mate[free]] = -1
-        mate[free] = -1
-        mark('merge')
-    if stats is not None: stats.update(uv=(np.minimum(u,certified),v),T=T,log=log,arcs=len(graph.head)/num_rows)
-    primal = costs.of(np.arange(num_rows), mate)
-    dual = np.minimum(u, certified)
-    return mate, primal.mean(), (primal.sum() - dual.sum() - v.sum()) / primal.sum()
+def assign(
+    source: Real[np.ndarray, "source dim"], target: Real[np.ndarray, "target dim"]
+) -> Assignment:
+    """Pair two clouds at the smallest sum of squared Euclidean distances.
+
+    Args:
+        source: points, computed with in float64.
+        target: points of the same dimension. Where the numbers differ, every point of the
+            smaller cloud is matched.
+
+    Raises:
+        ValueError: an empty cloud, dimensions that differ, or an entry that is NaN, infinite or
+            too large to be squared; the message says where.
+    """
+    x, y = _points("source", source), _points("target", target)
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(
+            f"target: got points of dimension {y.shape[1]} for a source of dimension {x.shape[1]}; "
+            "both clouds must lie in the same space"
+        )
+    if len(x) > len(y):
+        return _turned(assign(y, x))
+    # Shuffled, so that the order in which points come cannot make a search slow.
+    random = np.random.default_rng(0)
+    rows, columns = random.permutation(len(x)), random.permutation(len(y))
+    power = _power_of_two(x, y)
+    costs = SquaredDistances(np.ldexp(x[rows], power), np.ldexp(y[columns], power))
+    found = _proved(costs, *_starting_prices(costs))
+    permutation = np.empty(len(x), np.int64)
+    permutation[rows] = columns[found.permutation]
+    dual_source, dual_target = np.empty(len(x)), np.empty(len(y))
+    dual_source[rows] = np.ldexp(found.dual_source, -2 * power)
+    dual_target[columns] = np.ldexp(found.dual_target, -2 * power)
+    return Assignment(
+        permutation=permutation,
+        cost=float(np.ldexp(found.cost, -2 * power)),
+        gap=found.gap,
+        dual_source=dual_source,
+        dual_target=dual_target,
+    )
 
 
-def gaussian_prices(source, target):
-    """Prices from the optimal map between Gaussians."""
-    a, b = source.mean(0), target.mean(0)
-    x, y = source - a, target - b
-    D = x.shape[1]
-    S = x.T @ x / len(x); T = y.T @ y / len(y)
-    S += 1e-8 * np.trace(S) / D * np.eye(D); T += 1e-8 * np.trace(T) / D * np.eye(D)
-    def root(S):
-        w, V = np.linalg.eigh(S); return (V * np.sqrt(np.maximum(w, 0))) @ V.T
-    h = root(S); hi = np.linalg.inv(h); A = hi @ root(h @ T @ h) @ hi
-    A = (A + A.T) / 2
-    d = a - b
-    u = (x**2).sum(1) - ((x @ A) * x).sum(1) + 2 * x @ d + d@d
-    v = (y**2).sum(1) - ((y @ np.linalg.inv(A)) * y).sum(1) - 2 * y @ d
+def assign_cost(matrix: Real[np.ndarray, "source target"]) -> Assignment:
+    """Pair rows and columns of a matrix at the smallest sum of entries.
+
+    Args:
+        matrix: costs, of either sign, computed with in float64.
+
+    Raises:
+        ValueError: an empty matrix, or an entry that is NaN or infinite; the message says where.
+    """
+    costs = _checked("matrix", matrix)
+    rows, columns = costs.shape
+    if rows > columns:
+        return _turned(assign_cost(costs.T))
+    given = GivenCosts(costs)
+    u, v = np.zeros(rows), np.zeros(columns)
+    if rows == columns:
+        u = given.least
+        for row in range(rows):
+            np.minimum(v if row else costs[0] - u[0], costs[row] - u[row], out=v)
+    return _proved(given, u, v)
+
+
+def _proved(costs: PairCosts, u: np.ndarray, v: np.ndarray) -> Assignment:
+    matching = match(costs, u, v)
+    exact = costs.of(np.arange(costs.shape[0]), matching.mate)
+    short = math.fsum(np.concatenate([exact, -matching.u, -matching.v]))
+    size = math.fsum(np.abs(exact))
+    return Assignment(
+        permutation=matching.mate,
+        cost=math.fsum(exact) / len(exact),
+        gap=short / size if size > 0.0 else (0.0 if short == 0.0 else math.inf),
+        dual_source=matching.u,
+        dual_target=matching.v,
+    )
+
+
+def _turned(found: Assignment) -> Assignment:
+    """Sources and targets exchanged."""
+    permutation = np.full(len(found.dual_target), -1)
+    permutation[found.permutation] = np.arange(len(found.permutation))
+    return Assignment(
+        permutation=permutation,
+        cost=found.cost,
+        gap=found.gap,
+        dual_source=found.dual_target,
+        dual_target=found.dual_source,
+    )
+
+
+def _points(name: str, points: np.ndarray) -> np.ndarray:
+    checked = _checked(name, points)
+    far = np.abs(checked) > LARGEST
+    if far.any():
+        row, axis = np.argwhere(far)[0]
+        raise ValueError(
+            f"{name}: got {checked[row, axis]:g} at [{row}, {axis}]; its square overflows. Scale "
+            f"both clouds so that coordinates stay below {LARGEST:g}"
+        )
+    return checked
+
+
+def _checked(name: str, entries: np.ndarray) -> np.ndarray:
+    """As contiguous float64."""
+    array = np.ascontiguousarray(entries, dtype=np.float64)
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(
+            f"{name}: got shape {array.shape}; it must have two dimensions, neither of them empty"
+        )
+    bad = ~np.isfinite(array)
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
+        raise ValueError(
+            f"{name}: got {array[row, column]} at [{row}, {column}] ({int(bad.sum())} such "
+            "entries); every entry must be a finite number"
+        )
+    return array
+
+
+def _power_of_two(x: np.ndarray, y: np.ndarray) -> int:
+    """What brings the clouds' spread near 1 without rounding."""
+    low = np.minimum(x.min(axis=0), y.min(axis=0))
+    spread = float((np.maximum(x.max(axis=0), y.max(axis=0)) - low).max())
+    return -int(np.frexp(spread)[1]) if spread > 0.0 else 0
+
+
+def _starting_prices(costs: SquaredDistances) -> tuple[np.ndarray, np.ndarray]:
+    """The better of two starts, by the bound that each gives on some of the points."""
+    x, y = costs.source, costs.target
+    nothing = np.zeros(len(x)), np.zeros(len(y))
+    if len(x) != len(y) or len(x) <= x.shape[1]:
+        return nothing
+    gaussian = _gaussian_prices(x, y)
+    some = slice(0, TRIAL)  # the clouds are shuffled
+    block = costs.between(some, some)
+    plain, linear = (_bound(block, prices[some]) for prices in (nothing[1], gaussian[1]))
+    return gaussian if linear > plain >= LOOSE * linear else nothing
+
+
+def _bound(block: Float[np.ndarray, "some some"], v: Float[np.ndarray, " some"]) -> float:
+    """What no assignment of these points can cost less than, by these prices of columns."""
+    return float((block - v).min(axis=1).sum() + v.sum())
+
+
+def _gaussian_prices(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """u = |x|² - x·Ax and v = |y|² - y·A⁻¹y about the means, plus what the means' distance adds."""
+    apart = x.mean(axis=0) - y.mean(axis=0)
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    root = _root(_covariance(x))
+    inverse = np.linalg.inv(root)
+    linear = inverse @ _root(root @ _covariance(y) @ root) @ inverse
+    linear = (linear + linear.T) / 2
+    u = np.square(x).sum(axis=1) - ((x @ linear) * x).sum(axis=1) + 2 * x @ apart + apart @ apart
+    v = np.square(y).sum(axis=1) - (np.linalg.solve(linear, y.T).T * y).sum(axis=1) - 2 * y @ apart
     return u, v
+
+
+def _covariance(points: np.ndarray) -> np.ndarray:
+    covariance = points.T @ points / len(points)
+    return covariance + (RIDGE * np.trace(covariance) / len(covariance) + 1e-300) * np.eye(
+        len(covariance)
+    )
+
+
+def _root(symmetric: np.ndarray) -> np.ndarray:
+    values, vectors = np.linalg.eigh(symmetric)
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

@@ -31,8 +31,7 @@ class Blocks(ABC):
 
     base: Float[np.ndarray, " row"]
     error: Float[np.ndarray, " row"]
-    """No entry of the row is wrong by more."""
-
+    """No entry of the row is wrong by more; told for float64 only."""
     width: int
     """How many numbers an entry is computed from: more than a few, and a product of matrices is
     best left to many threads of its own."""
@@ -43,10 +42,6 @@ class Blocks(ABC):
         self, rows: Int[np.ndarray, " some"], columns: slice, room: np.ndarray
     ) -> Float[np.ndarray, "some columns"]:
         """Entries of the rows; `room` may hold them."""
-
-    @abstractmethod
-    def only(self, columns: Int[np.ndarray, " few"]) -> Float[np.ndarray, "row few"]:
-        """The entries of a few columns."""
 
 
 class SquaredDistances(PairCosts):
@@ -71,6 +66,11 @@ class SquaredDistances(PairCosts):
     ) -> Float[np.ndarray, " pair"]:
         """Sums of squared differences."""
         return _squared(self.source, self.target, rows, columns)
+
+    def between(self, rows: slice, columns: slice) -> Float[np.ndarray, "some others"]:
+        """Costs of a block of pairs, up to the rounding of a matrix product."""
+        product = self._left[rows] @ self._right[columns].T
+        return self._left_norm[rows, None] + self._right_norm[columns] - 2 * product
 
     def prepare(self, prices: Float[np.ndarray, " column"], *, rough: bool) -> "ProductBlocks":
         """-2 x·y + (|y|² - price), as one product of longer vectors; the base is |x|²."""
@@ -105,10 +105,6 @@ class ProductBlocks(Blocks):
         right = self._right[:, columns]
         return np.matmul(self._left[rows], right, out=room[: len(rows), : right.shape[1]])
 
-    def only(self, columns: Int[np.ndarray, " few"]) -> Float[np.ndarray, "row few"]:
-        """Another."""
-        return self._left @ self._right[:, columns]
-
 
 class GivenCosts(PairCosts):
     """The entries of a matrix."""
@@ -117,6 +113,8 @@ class GivenCosts(PairCosts):
         self._matrix = matrix
         rows, columns = matrix.shape
         self.shape = (rows, columns)
+        self.least = matrix.min(axis=1)
+        self._largest = np.maximum(matrix.max(axis=1), -self.least)
 
     def of(
         self, rows: Int[np.ndarray, " pair"], columns: Int[np.ndarray, " pair"]
@@ -125,25 +123,28 @@ class GivenCosts(PairCosts):
         return self._matrix[rows, columns]
 
     def prepare(self, prices: Float[np.ndarray, " column"], *, rough: bool) -> "MatrixBlocks":
-        """Entries less prices."""
-        return MatrixBlocks(self._matrix, prices, rough=rough)
+        """Entries less prices; the base of a row is its smallest entry."""
+        error = 4 * EPS * (self._largest + np.abs(prices).max())
+        return MatrixBlocks(
+            self._matrix, prices, self.least, error, np.float32 if rough else np.float64
+        )
 
 
 class MatrixBlocks(Blocks):
-    """Entries of a matrix less the prices of its columns, and less each row's smallest entry."""
+    """Entries of a matrix less the prices of its columns, and less the base of each row."""
+
+    width = 1
 
     def __init__(
         self,
         matrix: Float[np.ndarray, "row column"],
         prices: Float[np.ndarray, " column"],
-        *,
-        rough: bool,
+        base: Float[np.ndarray, " row"],
+        error: Float[np.ndarray, " row"],
+        dtype: type,
     ) -> None:
         self._matrix, self._prices = matrix, prices
-        self.base = matrix.min(axis=1)
-        self.width, self.dtype = 1, np.float32 if rough else np.float64
-        largest = np.abs(matrix).max(axis=1) + np.abs(prices).max()
-        self.error = 4 * (float(np.finfo(np.float32).eps) if rough else EPS) * largest
+        self.base, self.error, self.dtype = base, error, dtype
 
     def fill(
         self, rows: Int[np.ndarray, " some"], columns: slice, room: np.ndarray
@@ -153,10 +154,6 @@ class MatrixBlocks(Blocks):
         block = room[: len(rows), : entries.shape[1]]
         block[:] = entries
         return block
-
-    def only(self, columns: Int[np.ndarray, " few"]) -> Float[np.ndarray, "row few"]:
-        """In the dtype of the matrix."""
-        return (self._matrix[:, columns] - self.base[:, None]) - self._prices[columns]
 
 
 @njit(cache=True, nogil=True)

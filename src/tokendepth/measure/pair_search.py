@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from tokendepth.measure.candidates import find_below, keep_nearest
 from tokendepth.measure.pair_costs import EPS, Blocks, PairCosts
-from tokendepth.measure.sparse_graph import Graph, distinct_arcs
+from tokendepth.measure.sparse_graph import distinct_pairs
 
 PANEL = 4096  # columns of a block
 SMALL_PRODUCT = 1_000_000  # multiply-adds up to which a matrix product stays in its thread
@@ -31,27 +31,33 @@ class Broken:
     costs: Float[np.ndarray, " pair"]
 
 
-def nearest_pairs(
+def near_pairs(
     costs: PairCosts,
     u: Float[np.ndarray, " row"],
     v: Float[np.ndarray, " column"],
     width: int,
     below: float = np.inf,
-) -> tuple:
-    """The pairs with the smallest reduced costs of each row and of each column, about.
+) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"], Float[np.ndarray, " pair"]]:
+    """The pairs with the smallest reduced costs of each row and of each column.
+
+    Told apart in float32, which is enough for a choice.
 
     Args:
         costs: of all pairs.
         u: prices of rows, by which the rows near a column are told.
         v: prices of columns.
         width: pairs a row and a column; all pairs where there are no more columns or rows.
+        below: only reduced costs below it.
+
+    Returns:
+        Rows, ascending, columns, and exact costs.
     """
     num_rows, num_columns = costs.shape
     blocks = costs.prepare(v, rough=True)
     shift = (blocks.base - u).astype(np.float32)
-    row_limit = (below - shift).astype(np.float32)
+    row_limit = np.float32(below) - shift
     near = np.full((num_rows, min(width, num_columns)), np.inf, np.float32)
-    where = np.zeros(near.shape, np.int64)
+    columns = np.zeros(near.shape, np.int64)
 
     def search(part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         limit = np.full(num_columns, below, np.float32)
@@ -59,21 +65,19 @@ def nearest_pairs(
         rows = np.zeros(values.shape, np.int64)
         for begin, column, block in _tiles(blocks, part, num_columns):
             keep_nearest(
-                block, part[begin], column, shift, row_limit, near, where, limit, values, rows
+                block, part[begin], column, shift, row_limit, near, columns, limit, values, rows
             )
         return values, rows
 
     found = _in_parts(blocks, np.arange(num_rows), search)
-    values = np.concatenate([values for values, _ in found], axis=1)
-    rows = np.concatenate([rows for _, rows in found], axis=1)
-    if len(found) > 1:
-        order = np.argpartition(values, min(width, num_rows) - 1, axis=1)[:, :width]
-        values, rows = (np.take_along_axis(each, order, axis=1) for each in (values, rows))
-        order = np.argsort(values, axis=1)
-        values, rows = (np.take_along_axis(each, order, axis=1) for each in (values, rows))
+    values, rows = _smallest(found, min(width, num_rows))
     row_fill, column_fill = (np.isfinite(each).sum(axis=1) for each in (near, values))
-    start, tail, head = distinct_arcs(where, row_fill, rows, column_fill)
-    return start, tail, head, costs.of(tail, head)
+    tail, head = distinct_pairs(columns, row_fill, rows, column_fill)
+    exact = costs.of(tail, head)
+    if below == np.inf:
+        return tail, head, exact
+    real = _breaks(exact, u[tail], v[head])
+    return tail[real], head[real], exact[real]
 
 
 def broken_pairs(
@@ -111,7 +115,7 @@ def broken_pairs(
     reduced = exact - u[rows] - v[columns]
     lowest = np.zeros(len(asked))
     np.minimum.at(lowest, at, reduced)
-    broken = reduced < -8 * EPS * (np.abs(exact) + np.abs(u[rows]) + np.abs(v[columns]))
+    broken = _breaks(exact, u[rows], v[columns])
     crowded = count > values.shape[1]
     crowded[at[broken]] = False
     for place in np.flatnonzero(crowded):
@@ -121,6 +125,24 @@ def broken_pairs(
     return Broken(
         floor=u[asked] + lowest, rows=rows[broken], columns=columns[broken], costs=exact[broken]
     )
+
+
+def _breaks(exact: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Which pairs cost less than their prices by more than rounding."""
+    return exact - u - v < -8 * EPS * (np.abs(exact) + np.abs(u) + np.abs(v))
+
+
+def _smallest(
+    lists: list[tuple[np.ndarray, np.ndarray]], width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Join the lists of several threads into one of the `width` smallest, ascending."""
+    values = np.concatenate([values for values, _ in lists], axis=1)
+    numbers = np.concatenate([numbers for _, numbers in lists], axis=1)
+    if len(lists) > 1:
+        order = np.argsort(values, axis=1)[:, :width]
+        values = np.take_along_axis(values, order, axis=1)
+        numbers = np.take_along_axis(numbers, order, axis=1)
+    return values, numbers
 
 
 def _tiles(
@@ -141,9 +163,7 @@ def _tiles(
             yield begin, column, blocks.fill(rows[begin : begin + height], columns, room)
 
 
-def _in_parts(
-    blocks: Blocks, numbers: np.ndarray, work: Callable[[np.ndarray], Any]
-) -> list[Any]:
+def _in_parts(blocks: Blocks, numbers: np.ndarray, work: Callable[[np.ndarray], Any]) -> list[Any]:
     """Work on equal parts of the numbers, one a thread."""
     threads = torch.get_num_threads() if blocks.width <= NARROW else 1
     if threads == 1 or len(numbers) < 512:

@@ -12,7 +12,7 @@ from numba import njit
 class Graph:
     """Arcs by row: those of row i are `start[i]` to `start[i + 1] - 1`, no column twice."""
 
-    start: Int[np.ndarray, " rows+1"]
+    start: Int[np.ndarray, " places"]
     head: Int[np.ndarray, " arcs"]
     """Column of each arc."""
     cost: Float[np.ndarray, " arcs"]
@@ -20,8 +20,8 @@ class Graph:
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def distinct_arcs(row_columns, row_fill, column_rows, column_fill):
-    """Arcs of lists by row and of lists by column, each once.
+def distinct_pairs(row_columns, row_fill, column_rows, column_fill):
+    """Pairs of lists by row and of lists by column, each once.
 
     Args:
         row_columns: columns near each row.
@@ -30,7 +30,7 @@ def distinct_arcs(row_columns, row_fill, column_rows, column_fill):
         column_fill: how many of them count.
 
     Returns:
-        `start`, rows and columns of the arcs, by row.
+        Rows, ascending, and columns of the pairs.
     """
     num_rows, num_columns = len(row_columns), len(column_rows)
     place = np.zeros(num_rows + 1, np.int64)
@@ -51,7 +51,6 @@ def distinct_arcs(row_columns, row_fill, column_rows, column_fill):
             row = column_rows[column, at]
             loose[filled[row]] = column
             filled[row] += 1
-    start = np.zeros(num_rows + 1, np.int64)
     tail, head = np.empty(len(loose), np.int64), np.empty(len(loose), np.int64)
     stamp = np.full(num_columns, -1, np.int64)
     size = 0
@@ -61,8 +60,18 @@ def distinct_arcs(row_columns, row_fill, column_rows, column_fill):
                 stamp[loose[at]] = row
                 tail[size], head[size] = row, loose[at]
                 size += 1
-        start[row + 1] = size
-    return start, tail[:size].copy(), head[:size].copy()
+    return tail[:size].copy(), head[:size].copy()
+
+
+def graph_of(
+    num_rows: int,
+    rows: Int[np.ndarray, " arcs"],
+    columns: Int[np.ndarray, " arcs"],
+    costs: Float[np.ndarray, " arcs"],
+) -> Graph:
+    """A graph of arcs that are ordered by row, none of them twice."""
+    start = np.searchsorted(rows, np.arange(num_rows + 1))
+    return Graph(start=start, head=columns, cost=costs)
 
 
 @njit(cache=True, nogil=True)

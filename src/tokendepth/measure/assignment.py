@@ -4,8 +4,8 @@ Memory grows with the number of points, not with its square; `matching_rounds` h
 prices start from what is known about clouds:
 
 * for clouds that a linear map explains, the optimal map between Gaussians with their means and
-  covariances: A is symmetric and positive definite, so -2 x·y >= -x·Ax - y·A⁻¹y, and what stands on the
-  right belongs to a row and to a column;
+  covariances: A is symmetric and positive definite, so -2 x·y >= -x·Ax - y·A⁻¹y, and what stands on
+  the right belongs to a row and to a column;
 * else nothing.
 
 Both are tried on a few hundred points, since a linear map tears clouds that lie in tight clusters.
@@ -190,7 +190,7 @@ def _bound(block: Float[np.ndarray, "some some"], v: Float[np.ndarray, " some"])
 
 
 def _gaussian_prices(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """u = |x|² - x·Ax and v = |y|² - y·A⁻¹y about the means, plus what the means' distance adds."""
+    """Prices |x|² - x·Ax and |y|² - y·A⁻¹y, plus what the distance of means adds."""
     apart = x.mean(axis=0) - y.mean(axis=0)
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     root = _root(_covariance(x))

@@ -6,7 +6,6 @@ costs are left to the caller. The loops are compiled on first use and kept on di
 
 from typing import no_type_check
 
-import numpy as np
 from numba import njit
 
 STRIDE = 16  # pairs that are compared at once before any of them is looked at

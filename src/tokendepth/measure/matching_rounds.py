@@ -1,9 +1,9 @@
 """Rounds of matching and looking: the loop that ends with a proof.
 
 Pairs are drawn from a sparse graph of near ones. They are matched with prices u of rows and v of
-columns, u_i + v_j <= c_ij on every arc and equal on matched ones. Then all pairs are held against the
-prices: what costs less joins the graph, and the rows concerned are matched again. When nothing does,
-sum(u) + sum(v) bounds every assignment from below, and the one found reaches it.
+columns, u_i + v_j <= c_ij on every arc and equal on matched ones. Then all pairs are held against
+the prices: what costs less joins the graph, and the rows concerned are matched again. When nothing
+does, sum(u) + sum(v) bounds every assignment from below, and the one found reaches it.
 
 Prices of columns only ever fall here. What has been shown for a row therefore stays true until the
 row's own price rises above what it was shown for (`shown`), and only such rows are looked at again.
@@ -12,12 +12,12 @@ row's own price rises above what it was shown for (`shown`), and only such rows 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from tokendepth.measure.pair_costs import PairCosts
 from tokendepth.measure.pair_search import broken_pairs, near_pairs
-from tokendepth.measure.sparse_graph import Graph, graph_of, merged
-from tokendepth.measure.sparse_matching import augment, bid, reduce_rows
+from tokendepth.measure.sparse_graph import graph_of, merged
+from tokendepth.measure.sparse_matching import augment, bid, reduce_rows, take_cheapest
 
 WIDTH = 12  # near columns a row, and near rows a column
 STEPS = (0.4, 0.1, 0.03, 0.01, 0.003)  # of an auction, in units of the spread of a row's costs
@@ -64,6 +64,7 @@ class _Rounds:
         self._square = costs.shape[0] == costs.shape[1]
         self._random = np.random.default_rng(0)
         self._start()
+        self._free = take_cheapest(*self._arcs(), self.u, self.v, self.mate, self.owner)
         if self._square:
             self._free = self._reduced(self._free, passes=2)
             self._many = len(self._free) > len(self.u) // 50

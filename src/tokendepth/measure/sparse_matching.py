@@ -2,8 +2,8 @@
 
 The method of Jonker and Volgenant (1987, "A shortest augmenting path algorithm for dense and sparse
 linear assignment problems"), in a form that can go on: prices of rows (`u`) and of columns (`v`)
-come in, stay feasible (u_i + v_j <= c_ij on every arc, with equality on matched ones) and go out, so
-that after new arcs only the rows they concern are matched again.
+come in, stay feasible (u_i + v_j <= c_ij on every arc, with equality on matched ones) and go out,
+so that after new arcs only the rows they concern are matched again.
 
 A graph is held row by row: the arcs of row i are `start[i]` to `start[i + 1] - 1`; `head` is the
 column of an arc and `cost` its cost. `mate[i]` is the column of row i and `owner[j]` the row of
@@ -55,6 +55,35 @@ def bid(start, head, cost, v, step, limit):
             size += 1
         owner[best] = row
     return bids
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def take_cheapest(start, head, cost, u, v, mate, owner):
+    """Give each row its cheapest column if nobody has it; prices of columns stay as they are.
+
+    Clouds that nearly coincide are done after that, with prices as small as their distances.
+
+    Returns:
+        The rows that are still free.
+    """
+    num_rows = len(start) - 1
+    waiting = np.empty(num_rows, np.int64)
+    num_waiting = 0
+    for row in range(num_rows):
+        first, best = np.inf, -1
+        for arc in range(start[row], start[row + 1]):
+            value = cost[arc] - v[head[arc]]
+            if value < first:
+                first, best = value, head[arc]
+        u[row] = first
+        if owner[best] < 0:
+            mate[row] = best
+            owner[best] = row
+        else:
+            waiting[num_waiting] = row
+            num_waiting += 1
+    return waiting[:num_waiting].copy()
 
 
 @njit(cache=True, nogil=True)

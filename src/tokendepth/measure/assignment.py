@@ -45,7 +45,7 @@ class Assignment:
 
 
 def assign(
-    source: Real[np.ndarray, "source dim"], target: Real[np.ndarray, "target dim"]
+    source: Real[np.ndarray, "source dim"], target: Real[np.ndarray, "target target_dim"]
 ) -> Assignment:
     """Pair two clouds at the smallest sum of squared Euclidean distances.
 
@@ -175,7 +175,7 @@ def _starting_prices(costs: SquaredDistances) -> tuple[np.ndarray, np.ndarray]:
     """The better of two starts, by the bound that each gives on some of the points."""
     x, y = costs.source, costs.target
     nothing = np.zeros(len(x)), np.zeros(len(y))
-    if len(x) != len(y) or len(x) <= x.shape[1]:
+    if len(x) != len(y) or len(x) <= x.shape[1] or min(x.std(), y.std()) == 0.0:
         return nothing
     gaussian = _gaussian_prices(x, y)
     some = slice(0, TRIAL)  # the clouds are shuffled
@@ -204,9 +204,7 @@ def _gaussian_prices(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def _covariance(points: np.ndarray) -> np.ndarray:
     covariance = points.T @ points / len(points)
-    return covariance + (RIDGE * np.trace(covariance) / len(covariance) + 1e-300) * np.eye(
-        len(covariance)
-    )
+    return covariance + RIDGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
 
 
 def _root(symmetric: np.ndarray) -> np.ndarray:

@@ -107,17 +107,18 @@ class _Rounds:
         """
         stale = np.flatnonzero(self.u > self._shown)
         found = broken_pairs(self.costs, self.u, self.v, stale)
-        if not len(found.rows):
-            self._shown[stale], self.floor[stale] = self.u[stale], found.floor
-            return False
         rows, columns, exact = found.rows, found.columns, found.costs
-        if len(rows) > len(self.u) // 4:
+        many = len(rows) > len(self.u) // 4
+        if many:
             spread = near_pairs(self.costs, self.u, self.v, WIDTH, below=0.0)
-            if len(spread[0]):
-                rows, columns, exact = spread
+            rows, columns, exact = spread if len(spread[0]) else (rows, columns, exact)
         else:
             self._shown[stale], self.floor[stale] = self.u[stale], found.floor
+        before = len(self.graph.head)
         self.graph = merged(self.graph, rows, columns, exact)
+        if len(self.graph.head) == before:  # what is left is rounding, of pairs known already
+            self.floor[stale] = found.floor
+            return False
         lowest = np.zeros(len(self.u))
         np.minimum.at(lowest, rows, exact - self.u[rows] - self.v[columns])
         self._release(np.flatnonzero(lowest < 0), lowest)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int, Real
 
+from tokendepth.measure.gaussian_map import covariance, linear_part
 from tokendepth.measure.matching_rounds import match
 from tokendepth.measure.pair_costs import GivenCosts, PairCosts, SquaredDistances
 
 TRIAL = 384  # points of each cloud on which starts are compared
-RIDGE = 1e-8  # of the mean variance, added to covariances
 LOOSE = 0.2  # of the Gaussian bound that the plain one must reach; less means tight clusters
 LARGEST = 1e150  # coordinates beyond it cannot be squared
 
@@ -193,20 +193,7 @@ def _gaussian_prices(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """Prices |x|² - x·Ax and |y|² - y·A⁻¹y, plus what the distance of means adds."""
     apart = x.mean(axis=0) - y.mean(axis=0)
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)
-    root = _root(_covariance(x))
-    inverse = np.linalg.inv(root)
-    linear = inverse @ _root(root @ _covariance(y) @ root) @ inverse
-    linear = (linear + linear.T) / 2
+    linear = linear_part(covariance(x), covariance(y))
     u = np.square(x).sum(axis=1) - ((x @ linear) * x).sum(axis=1) + 2 * x @ apart + apart @ apart
     v = np.square(y).sum(axis=1) - (np.linalg.solve(linear, y.T).T * y).sum(axis=1) - 2 * y @ apart
     return u, v
-
-
-def _covariance(points: np.ndarray) -> np.ndarray:
-    covariance = points.T @ points / len(points)
-    return covariance + RIDGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-
-
-def _root(symmetric: np.ndarray) -> np.ndarray:
-    values, vectors = np.linalg.eigh(symmetric)
-    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tokendepth.measure.lens import Lens
     from tokendepth.measure.mapping import MapInterrupted, MapOptions, map
     from tokendepth.measure.settling import Rule
+    from tokendepth.measure.transport import TransportInterrupted, TransportOptions, transport
+    from tokendepth.measure.transport_result import Transport
     from tokendepth.models.config import DecoderConfig
     from tokendepth.models.convert import from_transformers
     from tokendepth.models.cost import Ledger, ledger
@@ -67,6 +69,9 @@ _HOME = {
     "Rule": "measure.settling",
     "Schedule": "types",
     "Span": "types",
+    "Transport": "measure.transport_result",
+    "TransportInterrupted": "measure.transport",
+    "TransportOptions": "measure.transport",
     "View": "adapters.view",
     "benchmark": "engine.benchmark",
     "capture": "measure.capture",
@@ -82,6 +87,7 @@ _HOME = {
     "probe": "evaluation.causality",
     "slots_of": "models.slots",
     "stack": "models.schedule",
+    "transport": "measure.transport",
 }
 
 __all__ = [
@@ -113,6 +119,9 @@ __all__ = [
     "Rule",
     "Schedule",
     "Span",
+    "Transport",
+    "TransportInterrupted",
+    "TransportOptions",
     "View",
     "__version__",
     "benchmark",
@@ -129,6 +138,7 @@ __all__ = [
     "probe",
     "slots_of",
     "stack",
+    "transport",
 ]
 
 

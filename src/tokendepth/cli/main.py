@@ -17,12 +17,14 @@ from tokendepth.cli.compare import CompareCommand
 from tokendepth.cli.evaluate import EvaluateCommand
 from tokendepth.cli.list import ListCommand
 from tokendepth.cli.map import MapCommand
+from tokendepth.cli.transport import TransportCommand
 
 Command = (
     Annotated[MapCommand, tyro.conf.subcommand("map")]
     | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
     | Annotated[BenchmarkCommand, tyro.conf.subcommand("benchmark")]
     | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
+    | Annotated[TransportCommand, tyro.conf.subcommand("transport")]
     | Annotated[ListCommand, tyro.conf.subcommand("list")]
 )
 

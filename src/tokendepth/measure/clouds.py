@@ -1,9 +1,9 @@
 """Clouds of token states: the same points seen at every layer.
 
-*Mean flow*: one point per token type, its state averaged over all occurrences. *Raw*: one point per
-occurrence. The points are chosen before the model runs, at random among all that the text offers, so
-memory is bounded by their number and not by the corpus. The first position of every window is left
-out: it cannot look at anything but itself, and its state is an outlier in every layer.
+*Mean flow*: one point per token type, its state averaged over all occurrences. *Raw*: one point
+per occurrence. The points are chosen before the model runs, at random among all that the text
+offers, so memory is bounded by their number and not by the corpus. The first position of every
+window is left out: it cannot look at anything but itself, and its state is an outlier everywhere.
 """
 
 from collections.abc import Callable, Sequence

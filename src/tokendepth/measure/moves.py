@@ -115,7 +115,7 @@ def expansion(x: Cloud, y: Cloud) -> float:
 def calibrate(
     centred: Cloud, factor: float, samples: tuple[Sample, Sample, Sample]
 ) -> tuple[float, float]:
-    """The ebar that is read from the expansion of a cloud, which is optimal, and its floor over its cost.
+    """The ebar read from the expansion of a cloud, which is optimal, and its floor over P.
 
     Args:
         centred: the whole cloud of the source layer, mean zero.

@@ -245,7 +245,7 @@ def _reading(values: Sequence[float]) -> Reading:
 
 
 def _needed(n: int, floor: float, floor_of_half: float, p: float) -> int | None:
-    """n times (floor / 0.3 P)^(1/alpha), where floors fall like n^-alpha; None if they do not."""
+    """Points at which the floor, falling like n^-alpha, is 0.3 P; None if it does not fall."""
     if resolvable(floor, p):
         return n
     alpha = np.log2(floor_of_half / floor) if floor > 0.0 else 0.0

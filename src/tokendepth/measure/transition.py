@@ -30,6 +30,7 @@ from tokendepth.measure.moves import (
 )
 
 Cloud = Float[np.ndarray, "point dim"]
+NOTHING = 1e-24  # of the spread: a P that small is rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +63,10 @@ class Transition:
     sliced: float
     """ebar is at least this; no sampling."""
     rho: Reading
-    rho_by_coordinate: float
-    rho_null: float
-    cosine: float
-    gaussian_r2: float
+    rho_by_coordinate: float | None
+    rho_null: float | None
+    cosine: float | None
+    gaussian_r2: float | None
     remainder_rho: Reading
     """Agreement of what the Gaussian map leaves; None where that is too little to tell."""
     n: int
@@ -133,6 +134,8 @@ def measure_transition(
     """
     a, p = move_sizes(x, y)
     xc, yc = x - x.mean(axis=0), y - y.mean(axis=0)
+    if p <= NOTHING * float(np.square(xc).sum(axis=1).mean()):
+        p, yc = 0.0, xc  # rounding of a shift, which has no direction to agree with
     linear = linear_part(covariance(xc), covariance(yc))
     remainder = yc - xc @ linear
     left = float(np.square(remainder).sum(axis=1).mean())
@@ -158,10 +161,10 @@ def measure_transition(
         e_calibration=_reading([run.shift for run in runs if run.shift is not None]),
         sliced=_over(bound, p),
         rho=_reading([run.agreement.rho for run in runs]),
-        rho_by_coordinate=float(np.mean([run.agreement.rho_by_coordinate for run in runs])),
-        rho_null=float(np.mean([run.agreement.rho_null for run in runs])),
-        cosine=float(np.mean([run.agreement.cosine for run in runs])),
-        gaussian_r2=1 - _over(left, p),
+        rho_by_coordinate=_mean([run.agreement.rho_by_coordinate for run in runs]),
+        rho_null=_mean([run.agreement.rho_null for run in runs]),
+        cosine=_mean([run.agreement.cosine for run in runs]),
+        gaussian_r2=1 - left / p if p > 0.0 else None,
         remainder_rho=_reading([r.remainder_rho for r in runs if r.remainder_rho is not None]),
         n=n,
         n_needed=_needed(n, floor, float(np.mean([run.floor_of_half for run in runs])), p),
@@ -235,6 +238,10 @@ def _sliced(xc: Cloud, yc: Cloud, directions: np.ndarray) -> float:
 
 def _over(value: float, p: float) -> float:
     return value / p if p > 0.0 else 0.0
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _reading(values).value
 
 
 def _reading(values: Sequence[float]) -> Reading:

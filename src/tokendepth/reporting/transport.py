@@ -34,25 +34,27 @@ def _cells(each: Transition) -> tuple[str, ...]:
     per_p = (each.floor / each.p, each.a / each.p) if each.p > 0.0 else (np.inf, np.inf)
     return (
         f"{each.source}-{each.target}",
-        each.verdict,
+        "n.r." if each.verdict == "not resolvable" else each.verdict,
         *(f"{value:.3g}" for value in per_p),
         _shown(each.e),
         _shown(each.ebar),
         _range(each.ebar),
-        _shown(each.ebar_calibration) + ("" if each.calibration == "radius" else " (move)"),
+        _shown(each.ebar_calibration),
         f"{each.sliced:.2f}",
         _shown(each.rho),
-        f"{each.rho_null:.2f}",
-        f"{each.cosine:.2f}",
-        f"{each.gaussian_r2:.2f}",
+        *(_number(value) for value in (each.rho_null, each.cosine, each.gaussian_r2)),
         _shown(each.remainder_rho),
         f"{each.n:,}",
         "not told" if each.n_needed is None else f"{each.n_needed:,}",
     )
 
 
+def _number(value: float | None) -> str:
+    return "n.r." if value is None else f"{value:.2f}"
+
+
 def _shown(reading: Reading) -> str:
-    return "n.r." if reading.value is None else f"{reading.value:.2f}"
+    return _number(reading.value)
 
 
 def _range(reading: Reading) -> str:
@@ -72,8 +74,10 @@ def transport_figure(result: Transport) -> Figure:
     left.plot(layers, [each.sliced for each in steps], ":", color="#41b6c4", label="sliced bound")
     left.set(title="Efficiency (1 = cheapest)", xlabel="layer", ylim=(0, None))
     _line(middle, layers, [each.rho for each in steps], "rho", "#225ea8")
-    middle.plot(layers, [each.rho_null for each in steps], "--", color="#5b6675", label="shuffled")
-    middle.plot(layers, [each.cosine for each in steps], ":", color="#41b6c4", label="cosine")
+    nulls = [np.nan if each.rho_null is None else each.rho_null for each in steps]
+    cosines = [np.nan if each.cosine is None else each.cosine for each in steps]
+    middle.plot(layers, nulls, "--", color="#5b6675", label="shuffled")
+    middle.plot(layers, cosines, ":", color="#41b6c4", label="cosine")
     middle.set(title="Agreement with the optimal map", xlabel="layer")
     floors = [each.floor / each.p if each.p > 0.0 else np.nan for each in steps]
     right.semilogy(layers, floors, "o-", color="#225ea8", ms=3, label="floor / P")

@@ -11,6 +11,8 @@ from scipy.spatial.distance import cdist
 
 from tokendepth.measure import assignment as module
 from tokendepth.measure.assignment import Assignment, assign, assign_cost
+from tokendepth.measure.pair_costs import SquaredDistances
+from tokendepth.measure.pair_search import broken_pairs
 
 
 def distances(source, target):
@@ -247,6 +249,26 @@ def test_shapes_and_sizes_that_cannot_be_are_refused():
         assign_cost(np.ones((3, 0)))
     with pytest.raises(ValueError, match=r"source: got 1e\+200 at \[0, 1\]"):
         assign(np.where(np.eye(4, 3, 1) == 1, 1e200, 0.0), points)
+
+
+@pytest.mark.parametrize("price", [0.0, 1e-10])
+def test_floors_hold_where_a_product_cannot_tell_pairs_apart(price):
+    """30 targets within rounding of one another, as a matrix product sees them."""
+    target = 1e3 + np.random.default_rng(0).random((30, 2)) * 1e-6
+    source = np.full((30, 2), 1e3)
+    source[0] = -1e3
+    costs = SquaredDistances(source, target)
+    u, v, asked = np.full(30, price), np.zeros(30), np.arange(30)
+    least = distances(source, target).min(axis=1)
+    found = broken_pairs(costs, u, v, asked, certain=True)
+    assert (found.floor <= np.minimum(least, u)).all()
+    assert (found.floor[1:] == np.minimum(least, u)[1:]).all()
+    quick = broken_pairs(costs, u, v, asked)
+    assert np.isneginf(quick.floor[1:]).all() == (price > least[1:].min())
+    found = assign(source, target)
+    assert (
+        distances(source, target) - found.dual_source[:, None] - found.dual_target
+    ).min() > -1e-20
 
 
 def test_the_start_does_not_change_the_result(monkeypatch):

@@ -113,10 +113,12 @@ class _Rounds:
             spread = near_pairs(self.costs, self.u, self.v, WIDTH, below=0.0)
             rows, columns, exact = spread if len(spread[0]) else (rows, columns, exact)
         else:
-            self._shown[stale], self.floor[stale] = self.u[stale], found.floor
+            self.floor[stale] = found.floor
+            self._shown[stale] = np.where(np.isfinite(found.floor), self.u[stale], -np.inf)
         before = len(self.graph.head)
         self.graph = merged(self.graph, rows, columns, exact)
         if len(self.graph.head) == before:  # what is left is rounding, of pairs known already
+            found = broken_pairs(self.costs, self.u, self.v, stale, certain=True)
             self.floor[stale] = found.floor
             return False
         lowest = np.zeros(len(self.u))

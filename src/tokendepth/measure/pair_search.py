@@ -85,6 +85,8 @@ def broken_pairs(
     u: Float[np.ndarray, " row"],
     v: Float[np.ndarray, " column"],
     asked: Int[np.ndarray, " some"],
+    *,
+    certain: bool = False,
 ) -> Broken:
     """Look at every pair of the asked rows for reduced costs below zero.
 
@@ -95,6 +97,8 @@ def broken_pairs(
         u: prices of rows.
         v: prices of columns.
         asked: ascending.
+        certain: also where a row breaks more pairs than it can report, which costs a pass over the
+            row in exact arithmetic; without it such a floor is minus infinity.
     """
     blocks = costs.prepare(v, rough=False)
     bound = (u - blocks.base + blocks.error)[asked]
@@ -117,7 +121,10 @@ def broken_pairs(
     np.minimum.at(lowest, at, reduced)
     broken = _breaks(exact, u[rows], v[columns])
     crowded = count > values.shape[1]
-    crowded[at[broken]] = False
+    if not certain:
+        unsure = crowded & (np.bincount(at[broken], minlength=len(asked)) > 0)
+        lowest[unsure] = -np.inf
+        crowded &= ~unsure
     for place in np.flatnonzero(crowded):
         row = np.full(costs.shape[1], asked[place])
         least = costs.of(row, np.arange(costs.shape[1])) - v - u[asked[place]]

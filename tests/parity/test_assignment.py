@@ -256,7 +256,7 @@ def test_floors_hold_where_a_product_cannot_tell_pairs_apart(price):
     """30 targets within rounding of one another, as a matrix product sees them."""
     target = 1e3 + np.random.default_rng(0).random((30, 2)) * 1e-6
     source = np.full((30, 2), 1e3)
-    source[0] = -1e3
+    source[0] = -1e7
     costs = SquaredDistances(source, target)
     u, v, asked = np.full(30, price), np.zeros(30), np.arange(30)
     least = distances(source, target).min(axis=1)

@@ -151,12 +151,15 @@ def test_verdicts_at_their_bounds():
     ],
 )
 def test_couplings_whose_answer_is_known(name, move, expected):
-    del name
     x = plane()
     found = measured(x, move(x))
     assert found.verdict == expected
     assert found.gap < 1e-12
     assert found.rho_null is None or abs(found.rho_null) < 0.08
+    if name in ("expansion", "stretch", "monotone"):
+        assert min(found.rho.value, found.cosine, found.rho_by_coordinate) > 0.8
+    if name == "flip":
+        assert found.rho.value < -0.8
     if found.resolvable:
         assert found.sliced <= found.ebar.value + 0.3  # the floor taken off is not the bias left
         assert found.ebar.low <= found.ebar.value <= found.ebar.high

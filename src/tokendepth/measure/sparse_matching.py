@@ -188,6 +188,21 @@ def _pop(keys, items, size):
 
 @njit(cache=True, nogil=True)
 @no_type_check
+def _exchange(before, mate, owner, source, sink):
+    """Give each row of a path the column after it, from its end back to its source."""
+    column = sink
+    while True:
+        row = before[column]
+        owner[column] = row
+        following = mate[row]
+        mate[row] = column
+        if row == source:
+            break
+        column = following
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
 def augment(start, head, cost, u, v, mate, owner, free):
     """Match the free rows one by one along shortest paths of reduced costs.
 
@@ -248,13 +263,5 @@ def augment(start, head, cost, u, v, mate, owner, free):
             column = settled[at]
             u[owner[column]] += end - distance[column]
             v[column] -= end - distance[column]
-        column = sink
-        while True:
-            row = before[column]
-            owner[column] = row
-            following = mate[row]
-            mate[row] = column
-            if row == source:
-                break
-            column = following
+        _exchange(before, mate, owner, source, sink)
     return stuck[:num_stuck].copy()

@@ -188,6 +188,18 @@ def _pop(keys, items, size):
 
 @njit(cache=True, nogil=True)
 @no_type_check
+def _nearest(keys, items, size, distance):
+    """Take the nearest column off the heap, past entries that a shorter way has made stale."""
+    while size > 0:
+        key, item = keys[0], items[0]
+        size = _pop(keys, items, size)
+        if key == distance[item]:
+            return item, size
+    return -1, size
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
 def _exchange(before, mate, owner, source, sink):
     """Give each row of a path the column after it, from its end back to its source."""
     column = sink
@@ -241,13 +253,7 @@ def augment(start, head, cost, u, v, mate, owner, free):
                     sink, end = column, far
                 else:
                     size = _push(keys, items, size, far, column)
-            column = -1
-            while size > 0:
-                key, item = keys[0], items[0]
-                size = _pop(keys, items, size)
-                if key == distance[item]:
-                    column = item
-                    break
+            column, size = _nearest(keys, items, size, distance)
             if column < 0 or distance[column] >= end:
                 break
             reached = distance[column]

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from tokendepth.measure.lens import Lens
     from tokendepth.measure.mapping import MapInterrupted, MapOptions, map
     from tokendepth.measure.settling import Rule
-    from tokendepth.measure.transport import TransportInterrupted, TransportOptions, transport
+    from tokendepth.measure.transport import TransportInterrupted, transport
+    from tokendepth.measure.transport_options import TransportOptions
     from tokendepth.measure.transport_result import Transport
     from tokendepth.models.config import DecoderConfig
     from tokendepth.models.convert import from_transformers
@@ -71,7 +72,7 @@ _HOME = {
     "Span": "types",
     "Transport": "measure.transport_result",
     "TransportInterrupted": "measure.transport",
-    "TransportOptions": "measure.transport",
+    "TransportOptions": "measure.transport_options",
     "View": "adapters.view",
     "benchmark": "engine.benchmark",
     "capture": "measure.capture",

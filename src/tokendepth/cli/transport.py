@@ -12,7 +12,7 @@ from tokendepth.cli.documents import texts_of
 from tokendepth.cli.map import quiet_transformers
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import finish
-from tokendepth.measure.transport import TransportOptions
+from tokendepth.measure.transport_options import TransportOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from tokendepth.measure.lens import Lens
     from tokendepth.measure.mapping import MapInterrupted, MapOptions, map
     from tokendepth.measure.settling import Rule
+    from tokendepth.measure.transport import TransportInterrupted, transport
+    from tokendepth.measure.transport_options import TransportOptions
+    from tokendepth.measure.transport_result import Transport
     from tokendepth.models.config import DecoderConfig
     from tokendepth.models.convert import from_transformers, to_transformers
     from tokendepth.models.cost import Ledger, ledger
@@ -92,6 +95,9 @@ _HOME = {
     "Stretch": "nn.rotary",
     "TrainOptions": "training.train",
     "Trained": "training.result",
+    "Transport": "measure.transport_result",
+    "TransportInterrupted": "measure.transport",
+    "TransportOptions": "measure.transport_options",
     "View": "adapters.view",
     "benchmark": "engine.benchmark",
     "capture": "measure.capture",
@@ -116,6 +122,7 @@ _HOME = {
     "stream": "engine.decode",
     "to_transformers": "models.convert",
     "train": "training.train",
+    "transport": "measure.transport",
 }
 
 __all__ = [
@@ -159,6 +166,9 @@ __all__ = [
     "Stretch",
     "TrainOptions",
     "Trained",
+    "Transport",
+    "TransportInterrupted",
+    "TransportOptions",
     "View",
     "__version__",
     "benchmark",
@@ -184,6 +194,7 @@ __all__ = [
     "stream",
     "to_transformers",
     "train",
+    "transport",
 ]
 
 

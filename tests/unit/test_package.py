@@ -22,7 +22,17 @@ def _python(code: str) -> str:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "matplotlib", "numpy", "scipy", "rich", "tokenizers", "gguf")
+    heavy = (
+        "torch",
+        "transformers",
+        "matplotlib",
+        "numpy",
+        "scipy",
+        "rich",
+        "tokenizers",
+        "gguf",
+        "numba",
+    )
     code = f"import sys, tokendepth; print([name for name in {heavy} if name in sys.modules])"
     assert _python(code).strip() == "[]"
 

@@ -19,6 +19,7 @@ from tokendepth.cli.generate import GenerateCommand
 from tokendepth.cli.list import ListCommand
 from tokendepth.cli.map import MapCommand
 from tokendepth.cli.train import TrainCommand
+from tokendepth.cli.transport import TransportCommand
 
 Command = (
     Annotated[MapCommand, tyro.conf.subcommand("map")]
@@ -27,6 +28,7 @@ Command = (
     | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
     | Annotated[BenchmarkCommand, tyro.conf.subcommand("benchmark")]
     | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
+    | Annotated[TransportCommand, tyro.conf.subcommand("transport")]
     | Annotated[ListCommand, tyro.conf.subcommand("list")]
 )
 

@@ -1,0 +1,74 @@
+"""`tokendepth transport`: does a model move its token states at the cheapest cost?"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from tyro.conf import OmitArgPrefixes
+
+from tokendepth.adapters.huggingface import Parts
+from tokendepth.cli.documents import texts_of
+from tokendepth.cli.map import quiet_transformers
+from tokendepth.cli.progress import progress
+from tokendepth.cli.results import finish
+from tokendepth.measure.transport_options import TransportOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportCommand:
+    """Compare how the layers move the cloud of token states with the optimal transport."""
+
+    model: str = "smollm2"
+    """A name of `tokendepth list`, a folder, or a hub name."""
+    file: tuple[Path, ...] = ()
+    """UTF-8 text files; each is a document."""
+    out: Path = Path("transport")
+    """Folder for the page, the result and what a second call goes on from."""
+    measure: Annotated[TransportOptions, OmitArgPrefixes] = field(default_factory=TransportOptions)
+    dtype: str = "float32"
+    """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:N or mps."""
+    parts: Parts = field(default_factory=Parts)
+
+    def run(self) -> int:
+        """Measure, print and write. Returns the exit code."""
+        from tokendepth.adapters.load import load
+        from tokendepth.measure.transport import TransportInterrupted, transport
+
+        self.measure.check()
+        names, texts = texts_of(self.file)
+        out = self.out.expanduser().resolve()
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"out: {out} is a file; name a folder")
+        errors = Console(stderr=True, highlight=False)
+        quiet_transformers()
+        loaded = load(
+            self.model,
+            self.dtype,
+            self.device,
+            parts=self.parts,
+            say=lambda message: errors.print(message, markup=False),
+        )
+        code = 0
+        try:
+            with (
+                progress(errors, "reading", "tokens") as reading,
+                progress(errors, "measuring", "transitions") as measuring,
+            ):
+                tell = {"tokens": reading, "transitions": measuring}
+                result = transport(
+                    texts, loaded, names=names, resume=out,
+                    on_progress=lambda stage, done, total: tell[stage](done, total),
+                    **vars(self.measure),
+                )  # fmt: skip
+        except TransportInterrupted as interruption:
+            if interruption.result is None:
+                raise
+            result, code = interruption.result, 130
+            errors.print(
+                "interrupted: finished transitions are kept; the same command again goes on"
+            )
+        finish(result, out / "transport.html", out / "transport.json")
+        return code

@@ -8,7 +8,7 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes
 
 from tokendepth.adapters.huggingface import Parts
-from tokendepth.cli.documents import texts_of
+from tokendepth.cli.documents import TextOptions
 from tokendepth.cli.map import quiet_transformers
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import finish
@@ -20,9 +20,8 @@ class TransportCommand:
     """Compare how the layers move the cloud of token states with the optimal transport."""
 
     model: str = "smollm2"
-    """A name of `tokendepth list`, a folder, or a hub name."""
-    file: tuple[Path, ...] = ()
-    """UTF-8 text files; each is a document."""
+    """A run, a name of `tokendepth list`, a folder, or a hub name."""
+    text: Annotated[TextOptions, OmitArgPrefixes] = field(default_factory=TextOptions)
     out: Path = Path("transport")
     """Folder for the page, the result and what a second call goes on from."""
     measure: Annotated[TransportOptions, OmitArgPrefixes] = field(default_factory=TransportOptions)
@@ -38,11 +37,11 @@ class TransportCommand:
         from tokendepth.measure.transport import TransportInterrupted, transport
 
         self.measure.check()
-        names, texts = texts_of(self.file)
         out = self.out.expanduser().resolve()
         if out.exists() and not out.is_dir():
             raise ValueError(f"out: {out} is a file; name a folder")
         errors = Console(stderr=True, highlight=False)
+        names, texts = self.text.texts([self.model], lambda told: errors.print(told, markup=False))
         quiet_transformers()
         loaded = load(
             self.model,

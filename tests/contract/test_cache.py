@@ -9,11 +9,10 @@ import torch
 from tests.contract.cases import CAUSAL, EXECUTORS, VOCAB, build
 from tests.contract.test_contract import close, run
 from tests.contract.test_few_rows import decoder as llama
-from tokendepth.depth.dense import Dense
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.decoder import Decoder
-from tokendepth.nn.cache import GROWTH, load_cache
+from tokendepth.nn.cache import GROWTH, Memory, load_cache
 
 FIRST = (1, 3, 9, 7, 1, 2, 5)
 THEN = (4, 2, 1, 3, 5, 2, 4)
@@ -71,6 +70,8 @@ def feed(decoder, cache, rows, case, executor, sizes=None, side="right", keys=KE
     given = None if bool(mask.all()) else mask
     logits, executed, start = [], [], 0
     for size in sizes or (ids.shape[1],):
+        if start >= ids.shape[1]:
+            break
         part = slice(start, start + size)
         output = run(
             decoder, ids[:, part], None if given is None else given[:, part], case, cache=cache,
@@ -117,9 +118,16 @@ def test_several_turns_padded_on_either_side(case, executor):
     assert cache.seen.tolist() == [len(row) for row in before]
 
 
+KEPT = [(1, 2, 5, 0, 0, 2, 1), (0,) * 7, (1, 3, 9, 6, 1, 1, 4)]
+
+
 @each
-@pytest.mark.parametrize("kept", [(1, 2, 5, 0, 0, 2, 1), (0,) * 7, (1, 3, 9, 6, 1, 1, 4)])
-def test_rows_cropped_each_to_its_own_length_go_on(case, executor, kept):
+def test_rows_cropped_each_to_its_own_length_go_on(case, executor):
+    for kept in KEPT:
+        _crop_and_go_on(case, executor, kept)
+
+
+def _crop_and_go_on(case, executor, kept):
     decoder = build(case)
     first, then = texts(FIRST, 1), texts(THEN, 2)
     cache = decoder.cache(rewind=12)
@@ -284,7 +292,7 @@ def test_a_layer_that_nobody_has_run_is_no_trouble():
     decoder.policy = FixedExit(1)
     cache, ids = decoder.cache(), torch.stack(texts((6, 6), 1))
     decoder(ids, cache=cache, executor="gathered")
-    assert [len(track) for track in cache.tracks.values()] == [6, 0, 0, 0]
+    assert [sum(map(len, held)) for held in _held(cache).values()] == [12]
     cache.crop(-1)
     cache.reorder(torch.tensor([1, 0]))
     then, deep = torch.stack(texts((3, 3), 2)), FixedExit(4)
@@ -436,8 +444,6 @@ def test_a_call_that_was_broken_off_is_undone_by_a_crop_to_what_was_seen():
     def stop(module, given, made):
         raise KeyboardInterrupt
 
-    handle = decoder.blocks[2].register_forward_pre_hook(stop)
-    handle.remove()
     handle = decoder.blocks[2].feed_forward.register_forward_hook(stop)
     with pytest.raises(KeyboardInterrupt):
         decoder(rows[:, 4:6], cache=cache)
@@ -459,27 +465,27 @@ def test_a_gradient_goes_through_steps_whose_first_keys_need_none():
     torch.testing.assert_close(query.grad, wanted)
 
 
-@pytest.mark.parametrize("rule", ["all", "kept"])
-def test_what_a_policy_remembers_decides(rule):
+def test_what_a_policy_remembers_decides():
     """Without its memory the same cache goes on with other decisions: the suite above sees it."""
-    (case, *_) = [one for one in CAUSAL if one.policy == "tired" and one.rule == rule]
-    decoder, moved = build(case), False
-    for seed in range(10):
-        cache = decoder.cache()
-        feed(decoder, cache, texts(FIRST, seed), case, "gathered")
+    moved = []
+    for case in (one for one in CAUSAL if one.policy == "tired"):
+        decoder, cache = build(case), build(case).cache()
+        feed(decoder, cache, texts(FIRST, 1), case, "gathered")
         assert cache.memory.positions.amax(1).tolist() == [length - 1 for length in FIRST]
         cache.memory = None
-        _, executed = feed(decoder, cache, texts(THEN, seed + 50), case, "gathered")
-        rows = joined(texts(FIRST, seed), texts(THEN, seed + 50))
-        moved |= not torch.equal(executed, whole(decoder, rows, case, FIRST)[1])
-    assert moved
+        _, executed = feed(decoder, cache, texts(THEN, 2), case, "gathered")
+        rows = joined(texts(FIRST, 1), texts(THEN, 2))
+        moved.append(not torch.equal(executed, whole(decoder, rows, case, FIRST)[1]))
+    assert sum(moved) > len(moved) / 2
 
 
-def test_a_dense_call_in_between_is_not_remembered():
-    """A policy is asked from its own last memory on; calls under another are not its own."""
-    (case, *_) = [one for one in CAUSAL if one.policy == "tired" and one.rule == "all"]
-    decoder, cache = build(case), build(case).cache()
-    feed(decoder, cache, texts(FIRST, 1), case, "dense")
+def test_memory_that_shares_its_tensors_is_saved(tmp_path):
+    cache = llama().cache()
     with torch.no_grad():
-        decoder(torch.stack(texts((1,) * 7, 2)), cache=cache, policy=Dense())
-    assert cache.memory is None or len(cache.memory.positions) == 7
+        llama()(torch.ones(2, 3, dtype=torch.long), cache=cache)
+    positions = torch.arange(3).expand(2, 3)
+    cache.memory = Memory(positions, {"same": positions, "other": positions[:, :, None]})
+    cache.save(tmp_path / "cache")
+    again = load_cache(tmp_path / "cache").memory
+    assert torch.equal(again.positions, positions)
+    assert again.values["other"].shape == (2, 3, 1)

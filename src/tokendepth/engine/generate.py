@@ -111,8 +111,9 @@ class _Text:
             self.end = End.TOKEN
             return ""
         text = self.text()
-        held = max((_overlap(text, one) for one in self.stop), default=0)
-        ready = text[: len(text) - held].removesuffix("\ufffd")
+        whole = text.rstrip("\ufffd")  # a character of which bytes are still to come
+        held = max((_overlap(whole, one) for one in self.stop), default=0)
+        ready = whole[: len(whole) - held]
         grown = ready[len(self.shown) :]
         self.shown += grown
         return grown

@@ -44,6 +44,16 @@ EACH = [
 each = pytest.mark.parametrize(("case", "executor"), EACH)
 
 
+def each_with(name, values):
+    """Every case with one of these, the rest of the product `slow`."""
+    rows = []
+    for number, one in enumerate(EACH):
+        for at, value in enumerate(values):
+            marks = () if at == number % len(values) else pytest.mark.slow
+            rows.append(pytest.param(*one.values, value, marks=marks, id=f"{one.id}-{value}"))
+    return pytest.mark.parametrize(("case", "executor", name), rows)
+
+
 def texts(lengths, seed):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(VOCAB, (length,), generator=generator) for length in lengths]
@@ -118,16 +128,8 @@ def test_several_turns_padded_on_either_side(case, executor):
     assert cache.seen.tolist() == [len(row) for row in before]
 
 
-KEPT = [(1, 2, 5, 0, 0, 2, 1), (0,) * 7, (1, 3, 9, 6, 1, 1, 4)]
-
-
-@each
-def test_rows_cropped_each_to_its_own_length_go_on(case, executor):
-    for kept in KEPT:
-        _crop_and_go_on(case, executor, kept)
-
-
-def _crop_and_go_on(case, executor, kept):
+@each_with("kept", [(1, 2, 5, 0, 0, 2, 1), (1, 3, 9, 6, 1, 1, 4)])
+def test_rows_cropped_each_to_its_own_length_go_on(case, executor, kept):
     decoder = build(case)
     first, then = texts(FIRST, 1), texts(THEN, 2)
     cache = decoder.cache(rewind=12)
@@ -141,8 +143,7 @@ def _crop_and_go_on(case, executor, kept):
     )
 
 
-@each
-@pytest.mark.parametrize("length", [4, -1, 0, -6])
+@each_with("length", [4, -1, 0, -6])
 def test_one_length_for_all_rows(case, executor, length):
     decoder = build(case)
     first, then = texts((6,) * 7, 1), texts((4,) * 7, 2)
@@ -156,8 +157,7 @@ def test_one_length_for_all_rows(case, executor, length):
     same(got, whole(decoder, short, case, (kept,) * 7))
 
 
-@each
-@pytest.mark.parametrize("rows", [(3, 0, 6, 2, 1, 5, 4), (2, 2, 0, 6, 6, 2), (5, 1)], ids=str)
+@each_with("rows", [(3, 0, 6, 2, 1, 5, 4), (2, 2, 0, 6, 6, 2), (5, 1)])
 def test_rows_taken_in_another_order_go_on(case, executor, rows):
     if case.policy == "fixed":
         pytest.skip("its depths belong to the rows of the batch it was made for")
@@ -321,7 +321,7 @@ def test_bytes_are_those_of_keys_and_values():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("count", [60, 240])
+@pytest.mark.parametrize("count", [30, 120])
 def test_growing_copies_a_logarithm_of_times(count):
     decoder = llama().double()
     cache, copies, before = decoder.cache(), 0, None
@@ -476,7 +476,7 @@ def test_what_a_policy_remembers_decides():
         _, executed = feed(decoder, cache, texts(THEN, 2), case, "gathered")
         rows = joined(texts(FIRST, 1), texts(THEN, 2))
         moved.append(not torch.equal(executed, whole(decoder, rows, case, FIRST)[1]))
-    assert sum(moved) > len(moved) / 2
+    assert sum(moved) >= 3
 
 
 def test_memory_that_shares_its_tensors_is_saved(tmp_path):

@@ -155,10 +155,7 @@ def test_a_limit_goes_with_the_policy_and_with_rows_that_leave():
         (alone,) = tokens_of(
             made, [prompt], depth=(depths[row],), stops=(stop,), keys=KEYS[row : row + 1]
         )
-        assert alone == [
-            NewToken(row=0, id=token.id, depth=token.depth, confidence=pytest.approx(token.confidence))
-            for token in got[row]
-        ]
+        assert [(one.id, one.depth) for one in alone] == [(one.id, one.depth) for one in got[row]]
         assert max(token.depth for token in alone) <= depths[row]
 
 
@@ -242,7 +239,7 @@ def test_logits_that_are_not_finite_are_said():
     made = decoder()
     with torch.no_grad():
         made.final_norm.weight[3] = torch.nan
-    with pytest.raises(ValueError, match="logits: row 0 has NaN or infinity at position 3"):
+    with pytest.raises(ValueError, match="logits: NaN or infinity after 3 tokens .* row key 8;"):
         tokens_of(made, prompts())
 
 
@@ -255,7 +252,6 @@ def test_logits_that_are_not_finite_are_said():
         ({"depth": (1, 2)}, "depth: got 2 limits for 4 prompts"),
         ({"depth": (9,)}, r"depth: got 9; spans of this schedule end at \[1, 2, 3, 4\]"),
         ({"stop": ("",)}, "stop: got an empty string"),
-        ({"executor": "quick"}, "executor: got 'quick'; allowed are"),
         ({"routing": "soft"}, "routing: got 'soft'; Dense has hard"),
         ({"beams": 2, "stop": ("a",)}, "beams: beam search takes"),
         ({"beams": 2, "sampling": Sampling(temperature=1.0)}, "beams: beam search takes"),
@@ -315,7 +311,8 @@ def _fallback():
 
 def _streamed(tokenizer, new, stop=(), stop_ids=()):
     """(what was shown, step by step; the final text; why it ended), ended as decoding would."""
-    text = _Text(tokendepth.Loaded(title="t", model=torch.nn.Linear(1, 1), tokenizer=tokenizer), stop, stop_ids)
+    loaded = tokendepth.Loaded(title="t", model=torch.nn.Linear(1, 1), tokenizer=tokenizer)
+    text = _Text(loaded, stop, stop_ids)
     shown = []
     for number, token in enumerate(new):
         shown.append(text.add(NewToken(row=0, id=token, depth=1, confidence=0.5)))
@@ -344,6 +341,12 @@ def test_characters_of_several_tokens_are_shown_whole(kind, tokenizer):
     shown, text, _ = _streamed(tokenizer, cut)
     assert "".join(shown) == text
     assert not any("\ufffd" in part for part in shown[:-1])
+
+
+def test_the_space_before_the_first_new_word_is_kept():
+    tokenizer = _fallback()
+    (word,) = tokenizer.convert_tokens_to_ids(["▁be"])
+    assert _streamed(tokenizer, [word, word])[1] == " be be"
 
 
 @pytest.mark.parametrize(
@@ -384,7 +387,6 @@ def test_generate_puts_it_together(llama):
     for row, one in enumerate(result.continuations):
         assert one.prompt == prompts_of[row]
         assert grown[row] == one.text == llama.tokenizer.decode(one.ids)
-        assert "".join(one.pieces) is not None
         assert (len(one.ids), one.end) == (12, End.LENGTH)
         alone = generate(prompts_of[row], llama, max_new_tokens=12, stops=()).continuations[0]
         assert alone.ids == one.ids

@@ -112,7 +112,7 @@ def _spread(cases):
     return spread
 
 
-POLICIES = ("update", "span", "exit", "halt", "upfront", "topk", "fixed", "random")
+POLICIES = ("update", "span", "exit", "halt", "upfront", "tired", "topk", "fixed", "random")
 PRODUCT = [
     Case(policy, schedule, rule, routing)
     for policy in POLICIES
@@ -211,6 +211,8 @@ def _policy(case, decoder, spans):
             return toys.HaltByReadOut(threshold=1.0)
         case "upfront":
             return routed(toys.UpFront(WIDTH, spans))
+        case "tired":
+            return routed(toys.Tired(WIDTH))
         case "topk":
             return routed(toys.BatchTopK(WIDTH, share=0.5))
         case "fixed":

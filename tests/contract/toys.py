@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from tokendepth.depth.base import Policy
+from tokendepth.nn.cache import Memory
 from tokendepth.types import Decision
 
 
@@ -123,6 +124,35 @@ class UpFront(Policy):
     def flops(self, *, tokens, spans):
         del spans  # once, from the first state
         return 2 * self.router.in_features * self.router.out_features * tokens
+
+
+class Tired(Policy):
+    """A token runs if it scores above what its row's earlier tokens have spent."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.router = nn.Linear(width, 1)
+
+    def start(self, hidden, context):
+        scores, before = self.router(hidden).squeeze(-1), context.previous
+        spent, ran, after = torch.zeros_like(scores[:, 0]), [], []
+        if before is not None:
+            newest = before.positions.argmax(1, keepdim=True)
+            there = before.positions.gather(1, newest) >= 0
+            spent = before.values["spent"].gather(1, newest).where(there, 0.0).squeeze(1)
+        for score, real in zip(scores.unbind(1), context.mask.unbind(1), strict=True):
+            ran.append(score > spent)
+            spent = torch.where(real, spent / 2 + ran[-1], spent)
+            after.append(spent)
+        return torch.stack(ran, 1), torch.stack(after, 1)
+
+    def decide(self, span, hidden, state, context):
+        return Decision(keep=state[0]), state
+
+    def remember(self, state, context):
+        old = context.previous or Memory(context.slots[:, :0], {"spent": state[1][:, :0]})
+        spent = torch.cat((old.values["spent"], state[1]), 1)
+        return Memory(torch.cat((old.positions, context.slots), 1), {"spent": spent})
 
 
 class BatchTopK(Policy):

@@ -48,7 +48,7 @@ def fits(
         if found is None or found.keys is None:
             return False
         view = views.get(index)
-        if view is None or not view.holds():
+        if view is None or view.block is not block or not view.holds():
             views[index] = view = _Weights.of(block)
         if not view.plain or view.head_dim != context.few.turned:
             return False
@@ -186,6 +186,7 @@ class _Chosen:
 class _Weights:
     """A block's weights as arrays, for as long as its modules and parameters are the same."""
 
+    block: Block
     plain: bool
     watched: tuple[tuple[dict, str, object], ...]
     """Where modules and parameters hang, under which name, and what was there."""
@@ -231,7 +232,7 @@ class _Weights:
             (block._modules, "feed_forward", layer),
         ]
         if not _is_plain(block) or any(hooks) or not all(_is_untouched(one) for one in modules):
-            return _Weights(plain=False, watched=tuple(watched), hooks=hooks, pointers=())
+            return _Weights(block, plain=False, watched=tuple(watched), hooks=hooks, pointers=())
         weights = [one._parameters["weight"] for one in modules if one is not None]
         watched += [
             (one._parameters, "weight", weight)
@@ -242,6 +243,7 @@ class _Weights:
         names = ("query", "key", "value", "output", "gate", "up", "down")
         config = attention.config
         return _Weights(
+            block,
             plain=True,
             watched=tuple(watched),
             hooks=hooks,

@@ -10,6 +10,7 @@ from torch import Tensor
 from tokendepth.engine.decode import GenerateOptions, NewToken, Stepper
 from tokendepth.engine.sampling import penalised
 from tokendepth.models.decoder import Decoder
+from tokendepth.numerics import wide
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def beam_search(
         logits, at, rows = output.logits[:, 0], 0, []
         for prompt in open_prompts:
             mine = slice(at, at + len(prompt.open))
-            sure = logits[mine].float().log_softmax(dim=-1)
+            sure = wide(logits[mine]).log_softmax(dim=-1)
             scores = penalised(sure, prompt.held(), options.sampling.repetition_penalty)
             prompt.extend(scores, sure, depths[mine], stops)
             if not prompt.done():

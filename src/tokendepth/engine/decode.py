@@ -4,11 +4,12 @@ Rows whose text has ended leave the batch: the cache, the compute and the limits
 with the others, and no row's tokens depend on who shares its batch.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokendepth.depth.base import Policy, check_routing
@@ -17,6 +18,7 @@ from tokendepth.depth.limited import Limited
 from tokendepth.engine.sampling import Sampling, choose
 from tokendepth.models.decoder import Decoder, DecoderOutput
 from tokendepth.nn.cache import Cache
+from tokendepth.numerics import all_finite, rows_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,10 @@ class GenerateOptions:
             raise ValueError(
                 f"depth: got {len(self.depth)} limits for {num_prompts} prompts; give one for all "
                 "or one a prompt"
+            )
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(
+                f"length_penalty: got {self.length_penalty}; it must be a finite number"
             )
         if "" in self.stop:
             raise ValueError("stop: got an empty string, at which every text stops at once")
@@ -99,7 +105,8 @@ def stream(
         ended: asked after each token.
         row_keys: keys of the prompts for keyed draws; 0, 1, ... unless given.
         cache: of earlier turns, one row a prompt; the prompts go on from it, and it is extended in
-            place by all but the last new token. All rows then run to the end.
+            place by all but the last new token, with which the next turn begins. All rows then run
+            to the end. The repetition penalty knows the tokens of this turn alone.
 
     Yields:
         The new tokens of one step: one of each prompt that has not ended.
@@ -161,6 +168,10 @@ class Stepper:
                 "tokens, which do not exist yet; take a causal routing"
             )
         keys = range(len(prompts)) if row_keys is None else row_keys
+        if len(keys) != len(prompts):
+            raise ValueError(
+                f"row_keys: got {len(keys)} for {len(prompts)} prompts; give one a prompt"
+            )
         self.keys = torch.tensor(list(keys), device=self.device)
         limits = options.depth * (len(prompts) if len(options.depth) == 1 else 1)
         self.limits = torch.tensor(limits, device=self.device) if limits else None
@@ -208,7 +219,7 @@ class Stepper:
 
     def _run(self, ids: Tensor, mask: Tensor | None) -> DecoderOutput:
         with torch.no_grad():
-            return self.decoder(
+            output = self.decoder(
                 ids,
                 mask,
                 cache=self.cache,
@@ -218,6 +229,8 @@ class Stepper:
                 row_keys=self.keys,
                 only_last=True,
             )
+        _check_logits(output.logits[:, 0], self.keys, self.positions())
+        return output
 
     def _policy(self) -> Policy:
         own = self.decoder.policy
@@ -227,6 +240,18 @@ class Stepper:
 def _hard(policy: Policy) -> str:
     """Generation is of hard decisions where the policy has them."""
     return "hard" if "hard" in policy.routings else policy.routings[0]
+
+
+def _check_logits(
+    logits: Float[Tensor, "row vocab"], keys: Int[Tensor, " row"], seen: Int[Tensor, " row"]
+) -> None:
+    if all_finite(logits):
+        return
+    row = int((~rows_finite(logits)).nonzero()[0])
+    raise ValueError(
+        f"logits: NaN or infinity after {int(seen[row])} tokens of the prompt with row key "
+        f"{int(keys[row])}; check the weights, or take a wider dtype"
+    )
 
 
 def _check_prompts(

@@ -38,12 +38,16 @@ def generate(
         row_keys: keys of the prompts for keyed draws; 0, 1, ... unless given.
         on_text: told what each text grows by; not with beams, which grow by none.
         on_step: told (steps done, steps at most).
-        options: the fields of `GenerateOptions`.
+        options: the fields of `GenerateOptions`; `stop` may be one string, `depth` one number.
 
     Raises:
         ValueError: an empty prompt, an option out of range, a model whose family has no decoder
             here, or a policy that looks at later tokens.
     """
+    one = {"stop": str, "depth": int}
+    for name, kind in one.items():
+        if isinstance(options.get(name), kind):
+            options[name] = (options[name],)
     given = GenerateOptions(**options)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     given.check(len(texts))
@@ -95,7 +99,7 @@ class _Text:
     """One continuation: its tokens, and its text up to where it ends."""
 
     def __init__(self, loaded: Loaded, stop: Sequence[str], ends: Collection[int]) -> None:
-        self.tokenizer, self.pieces = loaded.tokenizer, Pieces(loaded.tokenizer)
+        self.pieces, self.bytes = Pieces(loaded.tokenizer), dict[int, bytes]()
         self.stop, self.stop_ids = stop, ends
         self.tokens: list[NewToken] = []
         self.shown, self.end = "", End.LENGTH
@@ -111,8 +115,9 @@ class _Text:
             self.end = End.TOKEN
             return ""
         text = self.text()
-        held = max((_overlap(text, one) for one in self.stop), default=0)
-        ready = text[: len(text) - held].removesuffix("\ufffd")
+        whole = text.rstrip("\ufffd")  # a character of which bytes are still to come
+        held = max((_overlap(whole, one) for one in self.stop), default=0)
+        ready = whole[: len(whole) - held]
         grown = ready[len(self.shown) :]
         self.shown += grown
         return grown
@@ -145,7 +150,10 @@ class _Text:
         )
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        """From bytes: tokenizers drop a first space, and some spoil whole runs of bytes."""
+        for one in set(ids).difference(self.bytes):
+            self.bytes[one] = self.pieces.raw(one)
+        return b"".join(self.bytes[one] for one in ids).decode("utf-8", errors="replace")
 
     def _cut(self, text: str) -> int | None:
         """Where the first stop string begins."""

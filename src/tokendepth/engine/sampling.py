@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokendepth.numerics import keyed_uniform
+from tokendepth.numerics import keyed_uniform, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def choose(
         positions: of the tokens that are chosen, likewise.
         sampling: how.
     """
-    scores = logits.float()
+    scores = wide(logits)
     confidence = scores.softmax(dim=-1)
     scores = penalised(scores, held, sampling.repetition_penalty)
     if sampling.temperature == 0:

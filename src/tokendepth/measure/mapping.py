@@ -108,7 +108,11 @@ def map(
     loaded = model if isinstance(model, Loaded) else load(model)
     documents = tokenize_all(texts, loaded.tokenizer, names, chat=given.chat, limit=given.limit)
     if given.generate is not None:
-        documents = _continued(loaded, documents, given.generate)
+        documents = [
+            one
+            for start in range(0, len(documents), given.batch)
+            for one in _continued(loaded, documents[start : start + given.batch], given.generate)
+        ]
     return _map_documents(loaded, documents, given, on_progress, resume)
 
 

@@ -217,13 +217,13 @@ _TURNING = {
 def _turning(family: Family, model: nn.Module, decoder: Decoder) -> dict[str, Tensor]:
     """Our own frequencies, or theirs where they follow from no fact of ours, as under yarn.
 
-    Theirs may have been rounded together with the weights; ours are always float32.
+    Theirs may have been rounded together with the weights; ours are never narrower than float32.
     """
     turning = {name: value for name, value in decoder.state_dict().items() if name in _TURNING}
     if family.rotary is not None:
         buffers = dict(model.get_submodule(family.rotary).named_buffers())
         for ours, names in _TURNING.items():
-            for found in (buffers[name].float() for name in names if name in buffers):
+            for found in (buffers[name].to(turning[ours]) for name in names if name in buffers):
                 if not torch.allclose(found, turning[ours], rtol=_HALF, atol=0):
                     turning[ours] = found
     return turning

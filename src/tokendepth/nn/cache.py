@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -55,13 +55,13 @@ class Store:
         """Add slots. Empty ones (position -1) must hold finite numbers.
 
         The first ones are kept as they are; from the second time on there is room to grow. Where
-        a gradient is wanted, nothing is written in place.
+        gradients are enabled, nothing is written in place: every call copies the store.
         """
         before = len(self.track)
         self.track = self.track.extended(positions, loop, in_order=in_order)
         if self.keys is None or self.values is None:
             self.keys, self.values = keys, values
-        elif keys.requires_grad or self.keys.requires_grad:
+        elif torch.is_grad_enabled():  # queries alone may want one, and attention keeps the keys
             self.keys = torch.cat((self.keys, keys), dim=1)
             self.values = torch.cat((self.values, values), dim=1)
             self._buffers = None
@@ -211,10 +211,16 @@ class Cache:
             ValueError: a length beyond what was seen, or before what windows have given up.
         """
         if self.seen is None:
-            if bool((torch.as_tensor(length) > 0).any()):
+            if bool((torch.as_tensor(length) != 0).any()):
                 raise ValueError(f"length: got {length}; the cache is empty")
             return
-        given = torch.as_tensor(length, device=self.seen.device).expand(self.seen.shape)
+        given = torch.as_tensor(length, device=self.seen.device)
+        if given.ndim and given.shape != self.seen.shape:
+            raise ValueError(
+                f"length: got shape {tuple(given.shape)} for {len(self.seen)} rows; give one "
+                "number, or one a row"
+            )
+        given = given.expand(self.seen.shape)
         kept = torch.where(given < 0, self.seen + given, given)
         if bool(((kept < 0) | (kept > self.seen)).any()):
             raise ValueError(f"length: got {length}; rows have seen {self.seen.tolist()} tokens")
@@ -242,10 +248,20 @@ class Cache:
         for store in self.stores.values():
             store.crop(kept, self.uniform)
         self.seen = kept.clone()
+        if self._most is not None:  # nothing lies behind a row that begins again
+            self._most = self._most.where(kept > 0, 0)
         self.memory = None if self.memory is None else self.memory.cropped(kept)
 
     def reorder(self, rows: Int[Tensor, " row"]) -> None:
-        """Take these rows of the batch: in another order, some twice (beams) or not at all."""
+        """Take these rows of the batch: in another order, some twice (beams) or not at all.
+
+        Raises:
+            ValueError: a row that is not there.
+        """
+        if self.seen is not None and bool(((rows < 0) | (rows >= len(self.seen))).any()):
+            raise ValueError(
+                f"rows: got {rows.tolist()}; the cache holds rows 0 to {len(self.seen) - 1}"
+            )
         for store in self.stores.values():
             store.reorder(rows)
         self.seen = None if self.seen is None else self.seen[rows]
@@ -255,6 +271,7 @@ class Cache:
     def reset(self) -> None:
         """Forget everything, for a new batch."""
         self.stores.clear()
+        self.views.clear()
         self.seen, self._most, self.uniform, self.memory = None, None, 0, None
         self._start = Track()
 
@@ -282,8 +299,9 @@ class Cache:
                 if part is not None:
                     tensors[f"stores.{number}.{name}"] = part.contiguous().clone()
         if self.memory is not None:
-            tensors["memory.positions"] = self.memory.positions
-            tensors |= {f"memory.values.{n}": v for n, v in self.memory.values.items()}
+            parts = {"memory.positions": self.memory.positions}
+            parts |= {f"memory.values.{n}": v for n, v in self.memory.values.items()}
+            tensors |= {name: part.contiguous().clone() for name, part in parts.items()}
         facts = {
             "rule": self.rule,
             "room": self.room,
@@ -300,11 +318,15 @@ def load_cache(path: Path | str, device: str | torch.device = "cpu") -> Cache:
     Raises:
         ValueError: a file that holds something else.
     """
-    with safe_open(path, framework="pt", device=str(device)) as stored:
-        facts = json.loads((stored.metadata() or {}).get("cache", "null"))
-        if facts is None:
-            raise ValueError(f"path: {path} holds no cache; write one with Cache.save")
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    facts = None
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as stored:
+            facts = json.loads((stored.metadata() or {}).get("cache", "null"))
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    except SafetensorError:
+        tensors = {}
+    if facts is None:
+        raise ValueError(f"path: {path} holds no cache; write one with Cache.save")
     cache = Cache(facts["rule"], facts["room"], facts["rewind"])
     cache.seen, cache.uniform = tensors.get("seen"), facts["uniform"]
     cache._most = tensors.get("most")

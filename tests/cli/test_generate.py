@@ -69,9 +69,7 @@ def test_several_prompts_and_files_with_limits_of_depth(
         assert set(one["depths"]) == {depth}
         assert len(one["ids"]) == len(one["depths"]) == len(one["confidences"]) <= 6
     assert stored["tokens"] == line["tokens"]
-    alone = _line(
-        run("generate", "--prompt", "Naïve 🙂", "--max-new-tokens", "6", "--depth", "2")
-    )
+    alone = _line(run("generate", "--prompt", "Naïve 🙂", "--max-new-tokens", "6", "--depth", "2"))
     assert alone["texts"] == line["texts"][1:2]
 
 
@@ -106,9 +104,7 @@ def test_the_same_command_writes_the_same(options: list[str], run: Callable[...,
         (["--prompt", "a", "--html", "none/a.html"], "html: the folder"),
     ],
 )
-def test_wrong_use(
-    arguments: list[str], said: str, run: Callable[..., Any], folder: Path
-) -> None:
+def test_wrong_use(arguments: list[str], said: str, run: Callable[..., Any], folder: Path) -> None:
     code, out, err = run("generate", *arguments)
     assert code == 2, (out, err)
     assert said in err

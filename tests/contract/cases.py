@@ -200,10 +200,9 @@ def _policy(case, decoder, spans):
         return policy
 
     match case.policy:
-        case "update":
-            return routed(toys.UpdateGate(WIDTH))
-        case "span":
-            return routed(toys.SpanGate(WIDTH))
+        case "update" | "span" | "tired":
+            gates = {"update": toys.UpdateGate, "span": toys.SpanGate, "tired": toys.Tired}
+            return routed(gates[case.policy](WIDTH))
         case "exit":
             read_out = toys.ExitNorms(decoder.head, WIDTH, depths=12)
             return toys.StickyExit(read_out, confidence=0.3)
@@ -211,8 +210,6 @@ def _policy(case, decoder, spans):
             return toys.HaltByReadOut(threshold=1.0)
         case "upfront":
             return routed(toys.UpFront(WIDTH, spans))
-        case "tired":
-            return routed(toys.Tired(WIDTH))
         case "topk":
             return routed(toys.BatchTopK(WIDTH, share=0.5))
         case "fixed":

@@ -2,7 +2,7 @@
 
 On a processor a step on a handful of rows spends half its time between operators. Where nothing
 asks for a gradient, looks on, or has changed the modules, the kernels of `nn.few_rows` run a block
-in three calls. All other calls, and all other kinds of block, go the ordinary way.
+in two calls. All other calls, and all other kinds of block, go the ordinary way.
 """
 
 import threading
@@ -117,22 +117,19 @@ def product(rows: Float[Tensor, "row dim"], layer: nn.Linear) -> Float[Tensor, "
 def _block(kernels, weights, state, stored, running, store: Store, first: int) -> None:
     """One block: keys and values of the stored rows, the update of the running ones."""
     assert store._buffers is not None
-    keys, values = (part.numpy() for part in store._buffers)
-    kernels.store(
-        state, stored.rows, *weights.attention_norm, weights.key, weights.value,
-        stored.cosine, stored.sine, keys, values, stored.places, stored.seq + first,
-    )  # fmt: skip
-    if len(running.rows) == 0:
-        return
     assert store.track.positions is not None
-    kernels.attend(
-        state, running.rows, *weights.attention_norm, weights.query, weights.output,
-        running.cosine, running.sine, keys, values, running.places,
-        np.ascontiguousarray(store.track.positions.numpy()), running.positions, weights.scale,
+    keys, values = (part.numpy() for part in store._buffers)
+    active = stored.every if running is stored else stored.places_of(running)
+    kernels.attention(
+        state, stored.rows, active, *weights.attention_norm, weights.query, weights.key,
+        weights.value, weights.output, stored.cosine, stored.sine, keys, values, stored.places,
+        stored.seq + first, np.ascontiguousarray(store.track.positions.numpy()),
+        stored.positions, weights.scale,
     )  # fmt: skip
-    kernels.feed_forward(
-        state, running.rows, *weights.feed_forward_norm, weights.gate, weights.up, weights.down
-    )
+    if len(active):
+        kernels.feed_forward(
+            state, running.rows, *weights.feed_forward_norm, weights.gate, weights.up, weights.down
+        )
 
 
 def warm_up(weight: Tensor) -> None:
@@ -174,12 +171,17 @@ class _Chosen:
         assert turn is not None
         self.marked = marked
         self.rows = marked.flatten().numpy().nonzero()[0]
+        self.every = np.arange(len(self.rows))
         if len(self.rows) == 0:
             return
         self.places, self.seq = np.divmod(self.rows, marked.shape[1])
         self.cosine = turn[0].flatten(0, 1).numpy()[self.rows]
         self.sine = turn[1].flatten(0, 1).numpy()[self.rows]
         self.positions = context.positions.flatten().numpy()[self.rows]
+
+    def places_of(self, others: "_Chosen") -> np.ndarray:
+        """Where the rows of some of these lie among them."""
+        return np.searchsorted(self.rows, others.rows)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def beam_search(
     step = Stepper(decoder, prompts, options, row_keys)
     every = [_Prompt(number, ids, options) for number, ids in enumerate(prompts)]
     open_prompts, output = every, step.prefill(prompts)
-    for number in range(options.max_new_tokens):
+    for number in range(step.most):
         depths = output.executed[step.last(output)].sum(dim=-1).tolist()
         logits, at, rows = output.logits[:, 0], 0, []
         for prompt in open_prompts:
@@ -122,7 +122,7 @@ def beam_search(
                 rows += [at + parent for parent in prompt.parents]
             at = mine.stop
         open_prompts = [prompt for prompt in open_prompts if not prompt.done()]
-        if not open_prompts or number + 1 == options.max_new_tokens:
+        if not open_prompts or number + 1 == step.most:
             break
         if rows != list(range(at)):
             step.keep(rows)

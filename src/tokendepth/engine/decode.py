@@ -20,13 +20,16 @@ from tokendepth.models.decoder import Decoder, DecoderOutput
 from tokendepth.nn.cache import Cache
 from tokendepth.numerics import all_finite, rows_finite
 
+DEFAULT_NEW_TOKENS = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """How far to go on, and how."""
 
-    max_new_tokens: int = 64
-    """Stop a text after so many new tokens."""
+    max_new_tokens: int | None = None
+    """Stop a text after so many new tokens; 64, or what a model with learned positions has left,
+    unless given."""
     sampling: Sampling = field(default_factory=Sampling)
     beams: int = 1
     """Above 1: keep so many of the most likely continuations of each prompt, and give the best."""
@@ -121,7 +124,7 @@ def stream(
     new: list[list[int]] = [[] for _ in prompts]
     open_rows = set(rows)
     output = step.prefill(prompts)
-    for number in range(options.max_new_tokens):
+    for number in range(step.most):
         chosen, confidence = choose(
             output.logits[:, 0], [held[row] for row in rows], step.keys, step.positions(),
             options.sampling,
@@ -138,7 +141,7 @@ def stream(
             if ended(token.row, new[token.row]):
                 open_rows.discard(token.row)
         yield made
-        if not open_rows or number + 1 == options.max_new_tokens:
+        if not open_rows or number + 1 == step.most:
             return
         if cache is None and len(open_rows) < len(rows):
             staying = [at for at, row in enumerate(rows) if row in open_rows]
@@ -158,7 +161,9 @@ class Stepper:
         row_keys: Sequence[int] | None = None,
         cache: Cache | None = None,
     ) -> None:
-        _check_prompts(decoder, prompts, options, cache)
+        _check_prompts(decoder, prompts, cache)
+        self.most = _most_new(decoder, prompts, options, cache)
+        """New tokens of each row."""
         self.decoder, self.options = decoder, options
         self.device = decoder.embedding.weight.device
         self.routing = check_routing(decoder.policy, options.routing or _hard(decoder.policy))
@@ -175,7 +180,7 @@ class Stepper:
         self.keys = torch.tensor(list(keys), device=self.device)
         limits = options.depth * (len(prompts) if len(options.depth) == 1 else 1)
         self.limits = torch.tensor(limits, device=self.device) if limits else None
-        room = max(len(prompt) for prompt in prompts) + options.max_new_tokens
+        room = max(len(prompt) for prompt in prompts) + self.most
         self.cache = decoder.cache(room=room) if cache is None else cache
         self.policy = self._policy()
 
@@ -257,7 +262,6 @@ def _check_logits(
 def _check_prompts(
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
-    options: GenerateOptions,
     cache: Cache | None,
 ) -> None:
     if not prompts:
@@ -273,11 +277,29 @@ def _check_prompts(
             )
     if cache is not None and cache.seen is not None and len(cache.seen) != len(prompts):
         raise ValueError(f"cache: it holds {len(cache.seen)} rows for {len(prompts)} prompts")
+
+
+def _most_new(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    options: GenerateOptions,
+    cache: Cache | None,
+) -> int:
+    """New tokens of each row: those asked for, or as many as there are positions.
+
+    Raises:
+        ValueError: more than that.
+    """
+    if decoder.position_embedding is None:
+        return options.max_new_tokens or DEFAULT_NEW_TOKENS
     before = 0 if cache is None or cache.seen is None else int(cache.seen.max())
-    total = before + max(len(prompt) for prompt in prompts) + options.max_new_tokens
-    most = decoder.config.max_positions
-    if decoder.position_embedding is not None and most is not None and total > most + 1:
+    read = before + max(len(prompt) for prompt in prompts)
+    positions = decoder.position_embedding.num_embeddings
+    left = positions + 1 - read  # the last new token is not read
+    wanted = options.max_new_tokens or max(1, min(left, DEFAULT_NEW_TOKENS))
+    if wanted > left:
         raise ValueError(
-            f"max_new_tokens: {total - 1} positions would be needed, and the model has learned "
-            f"{most}; give at most {most + 1 - total + options.max_new_tokens}, or a shorter prompt"
+            f"max_new_tokens: {read + wanted - 1} positions would be needed, and the model has "
+            f"learned {positions}; give at most {max(left, 0)}, or a shorter prompt"
         )
+    return wanted

@@ -1,14 +1,14 @@
 """Generate text: prompts in, continuations out, with the depth and confidence of every token."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokendepth.adapters.load import Loaded, load
 from tokendepth.depth.few import warm_up
 from tokendepth.engine.beams import beam_search
-from tokendepth.engine.decode import GenerateOptions, NewToken, stream
+from tokendepth.engine.decode import DEFAULT_NEW_TOKENS, GenerateOptions, NewToken, stream
 from tokendepth.engine.generation import Continuation, End, Generation
 from tokendepth.text.documents import tokenize_all
 from tokendepth.text.pieces import Pieces
@@ -44,11 +44,7 @@ def generate(
         ValueError: an empty prompt, an option out of range, a model whose family has no decoder
             here, or a policy that looks at later tokens.
     """
-    one = {"stop": str, "depth": int}
-    for name, kind in one.items():
-        if isinstance(options.get(name), kind):
-            options[name] = (options[name],)
-    given = GenerateOptions(**options)
+    given = _options(options)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     given.check(len(texts))
     loaded = model if isinstance(model, Loaded) else load(model)
@@ -73,7 +69,7 @@ def generate(
                 grown = texts_of[token.row].add(token)
                 if grown:
                     on_text(token.row, grown)
-            on_step(number + 1, given.max_new_tokens)
+            on_step(number + 1, given.max_new_tokens or DEFAULT_NEW_TOKENS)
         for row, text in enumerate(texts_of):
             if text.waiting:
                 on_text(row, text.waiting)
@@ -93,6 +89,15 @@ def generate(
             "key_value_rule": decoder.config.key_value_rule,
         },
     )
+
+
+def _options(given: Mapping[str, Any]) -> GenerateOptions:
+    """A single stop or depth may stand for a tuple of one."""
+    single = {"stop": str, "depth": int}
+    tuples = {
+        name: (given[name],) for name, kind in single.items() if isinstance(given.get(name), kind)
+    }
+    return GenerateOptions(**{**given, **tuples})
 
 
 class _Text:

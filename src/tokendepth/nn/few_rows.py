@@ -86,106 +86,110 @@ def product(rows, weight, out):
         weight: (out, dim), an even number of outputs.
         out: (row, out), written.
     """
-    for half in prange(weight.shape[0] // 2):
-        j = 2 * half
-        if rows.shape[0] == 1:
-            out[0, j], out[0, j + 1] = _pair(weight[j], weight[j + 1], rows, 0)
-        else:
-            for at in range(0, rows.shape[0], TILE):
-                one, two = _tile(weight[j], weight[j + 1], rows, at)
-                for i in range(TILE):
-                    out[at + i, j], out[at + i, j + 1] = one[i], two[i]
-
-
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
-@no_type_check
-def _turned(rows, weight, cosine, sine, out):
-    """A product whose outputs, (row, head, head_dim), are then turned by rotary angles."""
-    half = out.shape[2] // 2
     for pair in prange(weight.shape[0] // 2):
-        head, d = pair // half, pair % half
-        j = 2 * head * half + d
-        if rows.shape[0] == 1:
-            one, two = _pair(weight[j], weight[j + half], rows, 0)
-            out[0, head, d] = one * cosine[0, d] - two * sine[0, d]
-            out[0, head, d + half] = two * cosine[0, d + half] + one * sine[0, d + half]
-        else:
-            for at in range(0, rows.shape[0], TILE):
-                ones, twos = _tile(weight[j], weight[j + half], rows, at)
-                for i in range(TILE):
-                    r = at + i
-                    if r < len(cosine):
-                        c, s = cosine[r], sine[r]
-                        out[r, head, d] = ones[i] * c[d] - twos[i] * s[d]
-                        out[r, head, d + half] = twos[i] * c[d + half] + ones[i] * s[d + half]
+        _outputs(rows, weight, pair, out)
 
 
 @njit(fastmath=True, nogil=True, cache=True)
 @no_type_check
-def store(state, rows, norm, epsilon, key, value, cosine, sine, keys, values, places, slots):
-    """Keys and values of some rows into their slots.
+def _outputs(rows, weight, pair, out):
+    """One pair of neighbouring outputs."""
+    j = 2 * pair
+    if rows.shape[0] == 1:
+        out[0, j], out[0, j + 1] = _pair(weight[j], weight[j + 1], rows, 0)
+        return
+    for at in range(0, rows.shape[0], TILE):
+        ones, twos = _tile(weight[j], weight[j + 1], rows, at)
+        for i in range(TILE):
+            out[at + i, j], out[at + i, j + 1] = ones[i], twos[i]
 
-    Args:
-        state: (row, dim).
-        rows: which of them.
-        norm: gain of the attention norm.
-        epsilon: of the norm.
-        key: (key_value_head * head_dim, dim).
-        value: likewise.
-        cosine: (row, head_dim), of the given rows.
-        sine: likewise.
-        keys: (batch, slot, key_value_head, head_dim), written.
-        values: likewise.
-        places: row of the batch, of each given row.
-        slots: slot, of each given row.
-    """
-    normed = _normed(state, rows, norm, epsilon)
-    heads, size = keys.shape[2], keys.shape[3]
-    turned = np.empty((len(normed), heads, size), np.float32)
-    plain = np.empty((len(normed), heads * size), np.float32)
-    _turned(normed, key, cosine, sine, turned)
-    product(normed, value, plain)
-    for i in range(len(rows)):
-        keys[places[i], slots[i]] = turned[i]
-        values[places[i], slots[i]] = plain[i].reshape(heads, size)
+
+@njit(fastmath=True, nogil=True, cache=True)
+@no_type_check
+def _turned(rows, weight, pair, cosine, sine, out):
+    """One pair of outputs, (row, head, head_dim), that rotary angles turn against each other."""
+    half = out.shape[2] // 2
+    head, d = pair // half, pair % half
+    j = 2 * head * half + d
+    if rows.shape[0] == 1:
+        one, two = _pair(weight[j], weight[j + half], rows, 0)
+        out[0, head, d] = one * cosine[0, d] - two * sine[0, d]
+        out[0, head, d + half] = two * cosine[0, d + half] + one * sine[0, d + half]
+        return
+    for at in range(0, rows.shape[0], TILE):
+        ones, twos = _tile(weight[j], weight[j + half], rows, at)
+        for i in range(TILE):
+            r = at + i
+            if r < len(cosine):
+                c, s = cosine[r], sine[r]
+                out[r, head, d] = ones[i] * c[d] - twos[i] * s[d]
+                out[r, head, d + half] = twos[i] * c[d + half] + ones[i] * s[d + half]
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
 @no_type_check
-def attend(
-    state, rows, norm, epsilon, query, output, cosine, sine, keys, values, places,
-    positions, asked, scale,
+def _project(normed, query, key, value, cosine, sine, queries, turned, plain):
+    """Queries, keys and values in one parallel region."""
+    num_queries, num_keys = query.shape[0] // 2, key.shape[0] // 2
+    for pair in prange(num_queries + num_keys + value.shape[0] // 2):
+        if pair < num_queries:
+            _turned(normed, query, pair, cosine, sine, queries)
+        elif pair < num_queries + num_keys:
+            _turned(normed, key, pair - num_queries, cosine, sine, turned)
+        else:
+            _outputs(normed, value, pair - num_queries - num_keys, plain)
+
+
+@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@no_type_check
+def attention(
+    state, rows, active, norm, epsilon, query, key, value, output, cosine, sine,
+    keys, values, places, slots, positions, asked, scale,
 ):  # fmt: skip
-    """The attention half: the rows of `state` get its update.
+    """The attention half: keys and values of some rows are stored, some of them get its update.
 
     Args:
         state: (row, dim), changed in place.
-        rows: which of them.
+        rows: which of them are stored.
+        active: which of those get the update, as places in `rows`; no query is made if none does.
         norm: gain of the attention norm.
         epsilon: of the norm.
         query: (head * head_dim, dim).
+        key: (key_value_head * head_dim, dim).
+        value: likewise.
         output: (dim, head * head_dim).
-        cosine: (row, head_dim), of the given rows.
+        cosine: (row, head_dim), of the stored rows.
         sine: likewise.
-        keys: (batch, slot, key_value_head, head_dim).
+        keys: (batch, slot, key_value_head, head_dim), written.
         values: likewise.
-        places: row of the batch, of each given row.
+        places: row of the batch, of each stored row.
+        slots: slot, of each stored row.
         positions: (batch, slot), -1 for slots that hold nothing.
-        asked: position of each given row; it sees slots up to it.
+        asked: position of each stored row; its query sees slots up to it.
         scale: factor on query times key.
     """
     normed = _normed(state, rows, norm, epsilon)
-    size, heads = keys.shape[3], query.shape[0] // keys.shape[3]
+    size, groups = keys.shape[3], keys.shape[2]
+    heads = query.shape[0] // size
     queries = np.empty((len(normed), heads, size), np.float32)
-    _turned(normed, query, cosine, sine, queries)
-    mixed = np.zeros((len(normed), heads * size), np.float32)
-    for task in prange(len(rows) * heads):
-        i, head = task // heads, task % heads
+    turned = np.empty((len(normed), groups, size), np.float32)
+    plain = np.empty((len(normed), groups * size), np.float32)
+    asking = query if len(active) else query[:0]
+    _project(normed, asking, key, value, cosine, sine, queries, turned, plain)
+    for i in range(len(rows)):
+        keys[places[i], slots[i]] = turned[i]
+        values[places[i], slots[i]] = plain[i].reshape(groups, size)
+    count = len(active)
+    mixed = np.zeros((count if count < 2 else count + -count % TILE, heads * size), np.float32)
+    for task in prange(count * heads):
+        one, head = task // heads, task % heads
+        i = active[one]
         _mix(
             queries[i, head], keys[places[i]], values[places[i]], positions[places[i]], asked[i],
-            head * keys.shape[2] // heads, scale, mixed[i, head * size : (head + 1) * size],
+            head * groups // heads, scale, mixed[one, head * size : (head + 1) * size],
         )  # fmt: skip
-    _add_product(mixed, output, state, rows)
+    if count:
+        _add_product(mixed, output, state, rows[active])
 
 
 @njit(fastmath=True, nogil=True, cache=True)
@@ -266,10 +270,9 @@ def compile_all() -> None:
     rows, state = np.zeros(1, np.int64), np.zeros((1, 2), np.float32)
     gain, square, angle = np.ones(2, np.float32), np.zeros((2, 2), np.float32), state
     slots, epsilon = np.zeros((1, 1, 1, 2), np.float32), np.float32(1)
-    store(state, rows, gain, epsilon, square, square, angle, angle, slots, slots.copy(), rows, rows)
-    attend(
-        state, rows, gain, epsilon, square, square, angle, angle, slots, slots, rows,
-        np.zeros((1, 1), np.int64), rows, epsilon,
+    attention(
+        state, rows, rows, gain, epsilon, square, square, square, square, angle, angle, slots,
+        slots.copy(), rows, rows, np.zeros((1, 1), np.int64), rows, epsilon,
     )  # fmt: skip
     feed_forward(state, rows, gain, epsilon, square, square, square)
     product(state, square, np.zeros((1, 2), np.float32))

@@ -44,11 +44,7 @@ def generate(
         ValueError: an empty prompt, an option out of range, a model whose family has no decoder
             here, or a policy that looks at later tokens.
     """
-    one = {"stop": str, "depth": int}
-    for name, kind in one.items():
-        if isinstance(options.get(name), kind):
-            options[name] = (options[name],)
-    given = GenerateOptions(**options)
+    given = GenerateOptions(**_in_tuples(options))
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     given.check(len(texts))
     loaded = model if isinstance(model, Loaded) else load(model)
@@ -93,6 +89,13 @@ def generate(
             "key_value_rule": decoder.config.key_value_rule,
         },
     )
+
+
+def _in_tuples(options: dict[str, Any]) -> dict[str, Any]:
+    """One stop string and one depth as the tuples they would be as several."""
+    kinds = {"stop": str, "depth": int}
+    alone = [name for name, kind in kinds.items() if isinstance(options.get(name), kind)]
+    return {**options, **{name: (options[name],) for name in alone}}
 
 
 class _Text:

@@ -241,7 +241,9 @@ def test_logits_that_are_not_finite_are_said():
     made = decoder()
     with torch.no_grad():
         made.final_norm.weight[3] = torch.nan
-    with pytest.raises(ValueError, match="logits: NaN or infinity after 3 tokens .* row key 8;"):
+    with pytest.raises(
+        tokendepth.NonFiniteError, match="logits: NaN or infinity after 3 tokens .* row key 8;"
+    ):
         tokens_of(made, prompts())
 
 

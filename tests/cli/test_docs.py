@@ -19,6 +19,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {
     "extending.md": "executed share 0.",
     "families.md": "gap ",
+    "generation.md": "deepest [2, 5, 4]",
     "ledger.md": "{'query': ",
 }
 

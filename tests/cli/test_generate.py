@@ -76,7 +76,7 @@ def test_several_prompts_and_files_with_limits_of_depth(
 @pytest.mark.parametrize(
     "options",
     [
-        ["--sampling.temperature", "0.8", "--sampling.top-k", "9", "--sampling.seed", "3"],
+        ["--temperature", "0.8", "--top-k", "9", "--seed", "3"],
         ["--beams", "3", "--length-penalty", "0.5"],
         ["--chat", "--stop", "e", "--chunk", "2"],
         ["--dtype", "float64", "--executor", "dense"],
@@ -97,10 +97,10 @@ def test_the_same_command_writes_the_same(options: list[str], run: Callable[...,
         (["--prompt", "a", "--max-new-tokens", "0"], "max_new_tokens: got 0"),
         (["--prompt", "a", "--depth", "1", "2"], "depth: got 2 limits for 1 prompts"),
         (["--prompt", "a", "--depth", "9"], "depth: got 9; spans of this schedule end at"),
-        (["--prompt", "a", "--sampling.top-p", "0.5"], "temperature: 0 takes the most likely"),
+        (["--prompt", "a", "--top-p", "0.5"], "temperature: 0 takes the most likely"),
         (["--prompt", "a", "--beams", "2", "--stop", "x"], "beams: beam search takes"),
         (["--prompt", "a", "--executor", "quick"], "--executor"),
-        (["--prompt", "a", "--temprature", "1"], "--sampling.temperature"),
+        (["--prompt", "a", "--temperatur", "1"], "--temperature"),
         (["--prompt", "a", "--html", "none/a.html"], "html: the folder"),
     ],
 )
@@ -113,14 +113,15 @@ def test_wrong_use(arguments: list[str], said: str, run: Callable[..., Any], fol
 
 def test_a_map_goes_on_with_what_the_model_writes(run: Callable[..., Any], tokenizer: Any) -> None:
     text = "To be, or not"
-    count = len(tokenizer(text)["input_ids"])
-    wrote = _line(run("generate", "--prompt", text, "that is", "--max-new-tokens", "7"))
+    given = ["--prompt", text, "that is", "--max-new-tokens", "7", "--json", "wrote.json"]
+    _line(run("generate", *given))
+    wrote = json.loads(Path("wrote.json").read_text("utf-8"))["continuations"]
     for batch in ("1", "8"):
         line = _line(run("map", text, "that is", "--generate", "7", "--batch", batch))
         rows = [json.loads(row) for row in Path(line["jsonl"]).read_text("utf-8").splitlines()]
-        mine = "".join(row["text"] for row in rows if row["document"] == 0)
-        assert mine == text + wrote["texts"][0]
-        assert sum(row["document"] == 0 for row in rows) == count + 7
+        for number, one in enumerate(wrote):
+            mine = [row["id"] for row in rows if row["document"] == number]
+            assert mine == [*tokenizer(one["prompt"])["input_ids"], *one["ids"]]
     code, _, err = run("map", text, "--generate", "0")
     assert code == 2
     assert "generate: got 0; it must be at least 1" in err

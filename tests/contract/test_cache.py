@@ -12,7 +12,7 @@ from tests.contract.test_few_rows import decoder as llama
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.decoder import Decoder
-from tokendepth.nn.cache import GROWTH, Memory, load_cache
+from tokendepth.nn.cache import GROWTH, Cache, Memory, load_cache
 
 FIRST = (1, 3, 9, 7, 1, 2, 5)
 THEN = (4, 2, 1, 3, 5, 2, 4)
@@ -422,7 +422,8 @@ def test_the_way_of_few_rows_goes_on_from_a_changed_cache(rule, executor, tmp_pa
 
 
 @torch.no_grad()
-def test_a_cache_that_another_decoder_has_used_takes_no_weights_from_it():
+@pytest.mark.parametrize("emptied", [Cache.reset, lambda cache: cache.crop(0)])
+def test_a_cache_that_another_decoder_has_used_takes_no_weights_from_it(emptied):
     one, other = llama(), llama()
     for parameter in other.parameters():
         parameter.mul_(1.5)
@@ -430,7 +431,7 @@ def test_a_cache_that_another_decoder_has_used_takes_no_weights_from_it():
     cache = one.cache()
     for part in rows.split([4, 1, 1], dim=1):
         one(part, cache=cache)
-    cache.reset()
+    emptied(cache)
     got = [other(part, cache=cache).logits for part in rows.split([4, 1, 1], dim=1)]
     close(torch.cat(got, 1), other(rows).logits, 1e-4)
 

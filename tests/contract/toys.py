@@ -154,6 +154,9 @@ class Tired(Policy):
         spent = torch.cat((old.values["spent"], state[1]), 1)
         return Memory(torch.cat((old.positions, context.slots), 1), {"spent": spent})
 
+    def flops(self, *, tokens, spans):
+        return 2 * self.router.in_features * tokens  # once, from the first state
+
 
 class BatchTopK(Policy):
     """The highest scores of the whole batch run: not causal."""

@@ -53,13 +53,8 @@ def theirs_of(model, rows, **options):
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     made = model.generate(
-        ids,
-        attention_mask=mask,
-        do_sample=False,
-        pad_token_id=0,
-        renormalize_logits=False,
-        **options,
-    )
+        ids, attention_mask=mask, do_sample=False, pad_token_id=0, **options
+    )  # fmt: skip
     return [_up_to(row[width:].tolist(), options.get("eos_token_id")) for row in made]
 
 

@@ -16,6 +16,7 @@ from tokendepth.depth.base import Policy, check_routing
 from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.depth.limited import Limited
 from tokendepth.engine.sampling import Sampling, choose
+from tokendepth.errors import NonFiniteError
 from tokendepth.models.decoder import Decoder, DecoderOutput
 from tokendepth.nn.cache import Cache
 from tokendepth.numerics import all_finite, rows_finite
@@ -116,6 +117,7 @@ def stream(
 
     Raises:
         ValueError: an empty prompt, a policy that looks at later tokens, an option out of range.
+        NonFiniteError: logits that are NaN or infinite.
     """
     options.check(len(prompts))
     step = Stepper(decoder, prompts, options, row_keys, cache)
@@ -253,7 +255,7 @@ def _check_logits(
     if all_finite(logits):
         return
     row = int((~rows_finite(logits)).nonzero()[0])
-    raise ValueError(
+    raise NonFiniteError(
         f"logits: NaN or infinity after {int(seen[row])} tokens of the prompt with row key "
         f"{int(keys[row])}; check the weights, or take a wider dtype"
     )

@@ -1,7 +1,7 @@
 """Generate text: prompts in, continuations out, with the depth and confidence of every token."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def generate(
         ValueError: an empty prompt, an option out of range, a model whose family has no decoder
             here, or a policy that looks at later tokens.
     """
-    given = _options(options)
+    given = GenerateOptions(**_in_tuples(options))
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     given.check(len(texts))
     loaded = model if isinstance(model, Loaded) else load(model)
@@ -91,13 +91,11 @@ def generate(
     )
 
 
-def _options(given: Mapping[str, Any]) -> GenerateOptions:
-    """A single stop or depth may stand for a tuple of one."""
-    single = {"stop": str, "depth": int}
-    tuples = {
-        name: (given[name],) for name, kind in single.items() if isinstance(given.get(name), kind)
-    }
-    return GenerateOptions(**{**given, **tuples})
+def _in_tuples(options: dict[str, Any]) -> dict[str, Any]:
+    """One stop string and one depth as the tuples they would be as several."""
+    kinds = {"stop": str, "depth": int}
+    alone = [name for name, kind in kinds.items() if isinstance(options.get(name), kind)]
+    return {**options, **{name: (options[name],) for name in alone}}
 
 
 class _Text:

@@ -40,7 +40,7 @@ _LAYERED = {
 }
 BLOCKS = {
     "plain": {},
-    "learned": {**_LAYERED, "positions": "learned", "max_positions": 32, "activation": "gelu_tanh"},
+    "learned": {**_LAYERED, "positions": "learned", "max_positions": 48, "activation": "gelu_tanh"},
     "parallel": {**_LAYERED, "parallel": True, "rotary_width": 2, "num_key_value_heads": 4},
     "one-norm": {
         **_LAYERED,

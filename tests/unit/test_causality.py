@@ -10,7 +10,7 @@ from tokendepth.depth.dense import Dense
 from tokendepth.evaluation.causality import probe
 from tokendepth.models.decoder import Decoder
 from tokendepth.models.schedule import stack
-from tokendepth.nn.cache import Store
+from tokendepth.nn.attention import Attention
 from tokendepth.types import Decision
 
 IDS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(3))
@@ -125,12 +125,13 @@ def test_top_k_over_the_batch_is_labelled_or_seen(monkeypatch):
 
 
 def test_a_leak_in_attention_is_seen(monkeypatch):
-    honest = Store.visible
-    monkeypatch.setattr(
-        Store, "visible", lambda self, queries, *args, **more: honest(
-            self, queries + 1, *args, **more
-        ),
-    )  # fmt: skip
+    honest = Attention.attend
+
+    def leaky(self, queries, keys, values, visible):
+        size = (len(queries), queries.shape[1], keys.shape[1])
+        return honest(self, queries, keys, values, torch.ones(size, dtype=torch.bool))
+
+    monkeypatch.setattr(Attention, "attend", leaky)
     found = probe(decoder(toys.UpdateGate(WIDTH)), IDS, routing="hard")
     assert "a logit" in found.moved or "a decision" in found.moved
 

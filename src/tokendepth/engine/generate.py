@@ -53,14 +53,12 @@ def generate(
     decoder = loaded.decoder
     warm_up(decoder.embedding.weight)
     started = time.perf_counter()
+    texts_of = [_Text(loaded, given.stop, ends) for _ in ids]
     if given.beams > 1:
-        tokens = beam_search(decoder, ids, given, stops=ends, row_keys=row_keys)
-        texts_of = [_Text(loaded, given.stop, ends) for _ in ids]
-        for row, made in enumerate(tokens):
-            for token in made:
-                texts_of[row].add(token)
+        for best in beam_search(decoder, ids, given, stops=ends, row_keys=row_keys):
+            for token in best:
+                texts_of[token.row].add(token)
     else:
-        texts_of = [_Text(loaded, given.stop, ends) for _ in ids]
         steps = stream(
             decoder, ids, given, ended=lambda row, new: texts_of[row].ends(new), row_keys=row_keys
         )

@@ -12,6 +12,7 @@ from tests.contract.test_few_rows import decoder as llama
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.decoder import Decoder
+from tokendepth.models.saved import save_model
 from tokendepth.nn.cache import GROWTH, Cache, Memory, load_cache
 
 FIRST = (1, 3, 9, 7, 1, 2, 5)
@@ -228,12 +229,11 @@ def test_an_empty_cache_is_saved_cropped_and_reordered(tmp_path):
 
 
 def test_a_file_that_holds_something_else_is_refused(tmp_path):
-    decoder = llama()
-    decoder.save(tmp_path)
+    save_model(llama(), tmp_path)
     with pytest.raises(ValueError, match="holds no cache"):
         load_cache(tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="holds no cache"):
-        load_cache(tmp_path / "config.json")
+        load_cache(tmp_path / "model.json")
 
 
 @torch.no_grad()

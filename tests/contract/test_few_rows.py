@@ -1,5 +1,9 @@
 """Decoding by the kernels for few rows against the same calls by ordinary operators."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -199,3 +203,16 @@ def test_who_differentiates_or_counts_gets_the_ordinary_operators(taken):
     with torch.no_grad():
         model(ids[:, 5:], cache=cache)
     assert taken
+
+
+def test_the_kernels_leave_the_number_of_threads_as_it_is():
+    code = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from tokendepth.depth import few\n"
+        "layer = torch.nn.Linear(8, 4, bias=False)\n"
+        "with torch.no_grad(): few.product(torch.ones(1, 8), layer)\n"
+        "assert torch.get_num_threads() == 1, torch.get_num_threads()\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"}
+    )

@@ -65,6 +65,22 @@ class FlinchesAhead(Policy):
         return Decision(keep=later <= self.largest), state
 
 
+class AsksItsNeighbours(Policy):
+    """Keeps a row if it lies above the mean of the batch at its position."""
+
+    def decide(self, span, hidden, state, context):
+        return Decision(keep=hidden[..., 0] >= hidden[..., 0].mean(0)), state
+
+
+class LooksAheadAndDenies(Policy):
+    """Looks ahead, and says of every decision that it lay at its threshold."""
+
+    def decide(self, span, hidden, state, context):
+        ahead = hidden[..., 0].roll(-1, dims=1) > 0
+        ahead[:, -1] = True
+        return Decision(keep=ahead, margin=torch.zeros(ahead.shape)), state
+
+
 def decoder(policy=None):
     torch.manual_seed(0)
     made = Decoder(CONFIG, stack(4), policy)
@@ -82,7 +98,7 @@ def test_policies_that_keep_the_rule_pass(case):
     found = probe(build(case), IDS, routing=case.routing)
     assert found.causal
     assert found.moved is None
-    assert found.prefixes == (1, 3, 7, 15, 31)
+    assert found.prefixes == (1, 3, 7, 15, 31, 39)
     assert found.largest_change < 1e-9
 
 
@@ -158,5 +174,13 @@ def test_a_turned_decision_within_rounding_is_excused(monkeypatch):
 
 
 def test_a_text_without_a_prefix_to_probe_is_refused():
-    with pytest.raises(ValueError, match="prefixes: got .* for a text of 1 tokens"):
+    with pytest.raises(ValueError, match="input_ids: a text of one token has no prefix"):
         probe(decoder(Dense()), IDS[:, :1])
+
+
+@pytest.mark.parametrize(
+    "leak", [LooksAhead(start=33), AsksItsNeighbours(), LooksAheadAndDenies()],
+    ids=["late", "other rows", "denied"],
+)  # fmt: skip
+def test_leaks_that_short_prefixes_and_excuses_would_hide(leak):
+    assert not probe(decoder(leak), IDS).causal

@@ -141,7 +141,7 @@ def test_what_is_written_is_whole_and_self_contained(llama, tmp_path):
     result.write_json(tmp_path / "e.json")
     read = json.loads((tmp_path / "e.json").read_text())
     assert read["loss"] == result.main.loss.value
-    assert read["rows"][0]["causality"]["prefixes"] == [1, 3, 7, 15, 31]
+    assert read["rows"][0]["causality"]["prefixes"] == [1, 3, 7, 15, 31, 39]
     assert read["measured"]["weights_sha256"]
     assert not re.search(r"<(script|link|img|iframe|object|embed)\b", result.page())
     assert result._repr_html_().startswith("<iframe")

@@ -3,8 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokendepth.text.corpora import Part
+
+if TYPE_CHECKING:
+    from tokendepth.training.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +51,10 @@ class TextOptions:
         if self.file:
             return texts_of(self.file)
         runs = [one for one in models if is_run(one)]
-        run = open_run(runs[0]) if runs else None
+        opened = [open_run(one) for one in runs]
+        run = opened[0] if opened else None
+        if not self.data or any(self.data == one.manifest.data for one in opened):
+            _check_same_text(opened)
         if not self.data and run is None:
             return texts_of(())
         if self.data:
@@ -58,6 +65,16 @@ class TextOptions:
             corpus = run.corpus(say)
             text, name = corpus.part(self.part), corpus.name
         return [f"{name} ({self.part})"], [text]
+
+
+def _check_same_text(runs: "Sequence[Run]") -> None:
+    """Raise a `ValueError` when one run may have trained on what another has left out."""
+    for run in runs[1:]:
+        if run.manifest.fingerprint != runs[0].manifest.fingerprint:
+            raise ValueError(
+                f"runs: {run.folder} was trained on another text, or on another part of it, than "
+                f"{runs[0].folder}; name a text that neither has seen with --file"
+            )
 
 
 def is_run(model: str) -> bool:

@@ -1,7 +1,7 @@
 """Compare runs: score each on the same text, time all of them in the same rounds."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,10 +84,11 @@ def compare_entrants(
                 "be compared; name the text with --file or --data, and runs with one tokenizer"
             )
     scores = [
-        scored(one.loaded, one.documents, options.score, one.folder, on_progress)
+        scored(one.loaded, one.documents, _score_options(one, options), one.folder, on_progress)
         for one in entrants
     ]
-    seconds = _seconds(entrants, options)
+    routings = {one.name: score.routing for one, score in zip(entrants, scores, strict=True)}
+    seconds = _seconds(entrants, routings, options)
     rows = [
         _row(entrant, score, seconds[entrant.name])
         for entrant, score in zip(entrants, scores, strict=True)
@@ -105,6 +106,13 @@ def compare_entrants(
     )
 
 
+def _score_options(entrant: Entrant, options: CompareOptions) -> EvaluateOptions:
+    """Under the first of the wanted routings that this policy has, else under its own."""
+    has = entrant.loaded.decoder.policy.routings
+    wanted = [one for one in options.score.routing if one in has]
+    return dataclasses.replace(options.score, routing=tuple(wanted[:1]))
+
+
 def _row(entrant: Entrant, score: Score, seconds: float) -> ComparedRun:
     policy = entrant.loaded.decoder.policy
     return ComparedRun(
@@ -119,8 +127,16 @@ def _row(entrant: Entrant, score: Score, seconds: float) -> ComparedRun:
     )
 
 
-def _seconds(entrants: Sequence[Entrant], options: CompareOptions) -> dict[str, float]:
-    """Median seconds a token of a prefill of the same text, all entrants in each round."""
+def _seconds(
+    entrants: Sequence[Entrant], routings: Mapping[str, str], options: CompareOptions
+) -> dict[str, float]:
+    """Median seconds a token of a prefill of the same text, all entrants in each round.
+
+    Args:
+        entrants: what is compared.
+        routings: of each, the one it was scored under.
+        options: how long to measure.
+    """
     limits = [entrant.loaded.decoder.config.max_positions for entrant in entrants]
     length = min([options.timed_length, *(limit for limit in limits if limit is not None)])
     arms, tokens = {}, options.timed_batch * length
@@ -130,8 +146,7 @@ def _seconds(entrants: Sequence[Entrant], options: CompareOptions) -> dict[str, 
         ids = ids.repeat(-(-tokens // len(ids)))[:tokens].view(options.timed_batch, -1)
         given = DENSE
         if not isinstance(decoder.policy, Dense):
-            routing = "hard" if "hard" in decoder.policy.routings else None
-            given = {"routing": routing, "executor": "gathered"}
+            given = {"routing": routings[entrant.name], "executor": "gathered"}
         arms[entrant.name] = work(
             "prefill", decoder, ids.to(decoder.embedding.weight.device), given
         )

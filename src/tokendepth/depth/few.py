@@ -103,13 +103,11 @@ def product(rows: Float[Tensor, "row dim"], layer: nn.Linear) -> Float[Tensor, "
     few = len(rows) <= MOST_ROWS and layer.out_features % 2 == 0 and layer.bias is None
     if not (few and _plain_rows(rows) and _is_untouched(layer) and not layer._forward_hooks):
         return layer(rows)
-    from tokendepth.nn import few_rows  # noqa: PLC0415 - numba loads when it is needed
-
+    few_rows = _kernels()
     padding = few_rows.padding(len(rows))
     padded = functional.pad(rows, (0, 0, 0, padding)) if padding else rows.contiguous()
     out = rows.new_empty((len(padded), layer.out_features))
     with _ONE_AT_A_TIME, _named("few_rows::head"):
-        few_rows.use_threads(torch.get_num_threads())
         few_rows.product(padded.numpy(), _array(layer), out.numpy())
     return out[: len(rows)]
 
@@ -132,6 +130,20 @@ def _block(kernels, weights, state, stored, running, store: Store, first: int) -
         )
 
 
+def _kernels():
+    """The kernels, on as many threads as torch uses.
+
+    numba may share torch's threading runtime, and sets its number of threads when it starts.
+    """
+    from tokendepth.nn import few_rows  # noqa: PLC0415 - numba loads when it is needed
+
+    threads = torch.get_num_threads()
+    few_rows.use_threads(threads)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    return few_rows
+
+
 def warm_up(weight: Tensor) -> None:
     """Compile the kernels, if a model with such weights may use them.
 
@@ -139,20 +151,15 @@ def warm_up(weight: Tensor) -> None:
     """
     if weight.dtype is not torch.float32 or weight.device.type != "cpu":
         return
-    from tokendepth.nn import few_rows  # noqa: PLC0415 - numba loads when it is needed
-
-    few_rows.compile_all()
+    _kernels().compile_all()
 
 
 class _Call:
     """What is the same for all blocks of a call."""
 
     def __init__(self, context: Context) -> None:
-        from tokendepth.nn import few_rows  # noqa: PLC0415 - numba loads when it is needed
-
-        few_rows.use_threads(torch.get_num_threads())
         assert context.turns[0] is not None
-        self.kernels = few_rows
+        self.kernels = _kernels()
         self.turned = context.turns[0][0].shape[-1]
         self.every = _Chosen(context.mask, context)
 

@@ -2,10 +2,10 @@
 
 A prefix must keep its logits and its decisions when the tokens after it are replaced, and when
 they are not there at all. The first shows what looks ahead, the second what depends on how many
-tokens a call has.
+tokens a call has. A row must keep them when the other rows of its batch are replaced.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,24 +65,22 @@ def probe(
 
     Args:
         decoder: to probe.
-        input_ids: unpadded text longer than the prefixes; longer ones are left out.
+        input_ids: unpadded text; prefixes that are not shorter are left out.
         policy: instead of the decoder's own.
         routing: one of the policy's; its first by default.
         executor: how decisions are run.
-        prefixes: lengths to probe at.
+        prefixes: lengths to probe at, besides the whole text but its last token.
         replacements: how many other continuations to try.
 
     Raises:
-        ValueError: no prefix is shorter than the text, or an unknown routing.
+        ValueError: a text of one token, or an unknown routing.
     """
     chosen = policy or decoder.policy
     named = check_routing(chosen, routing)
-    lengths = tuple(sorted({length for length in prefixes if 0 < length < input_ids.shape[1]}))
+    size = input_ids.shape[1]
+    lengths = tuple(sorted({length for length in (*prefixes, size - 1) if 0 < length < size}))
     if not lengths:
-        raise ValueError(
-            f"prefixes: got {tuple(prefixes)} for a text of {input_ids.shape[1]} tokens; at least "
-            "one must be shorter than the text"
-        )
+        raise ValueError("input_ids: a text of one token has no prefix to probe; give two at least")
     keys = torch.arange(len(input_ids), device=input_ids.device)
 
     def run(ids: Tensor) -> DecoderOutput:
@@ -92,10 +90,19 @@ def probe(
     moved, largest, excused = None, 0.0, 0
     for length in lengths:
         for what, ids in _others(input_ids, length, decoder.config.vocab_size, replacements):
-            change = _compare(base, run(ids), length, same_shape=ids.shape == input_ids.shape)
+            same = ids.shape == input_ids.shape
+            change = _compare(
+                base, run(ids), length, same_shape=same, exact=same and executor == "dense"
+            )
             largest, excused = max(largest, change.logits), excused + change.excused
             if moved is None and change.what is not None:
                 moved = f"{change.what} of a prefix of {length} tokens changed {what}"
+    if moved is None and len(input_ids) > 1:
+        change = _neighbours(
+            base, run, input_ids, decoder.config.vocab_size, exact=executor == "dense"
+        )
+        largest = max(largest, change.logits)
+        moved = change.what and f"{change.what} of a row changed with the other rows of its batch"
     return Causality(
         routing=named,
         declared=chosen.causal(named),
@@ -124,21 +131,45 @@ class _Change:
     excused: int
 
 
-def _compare(
-    base: DecoderOutput, other: DecoderOutput, length: int, *, same_shape: bool
+def _neighbours(
+    base: DecoderOutput,
+    run: Callable[[Tensor], DecoderOutput],
+    ids: Tensor,
+    vocab: int,
+    *,
+    exact: bool,
 ) -> _Change:
-    differ = (base.plan.keep[:, :length] != other.plan.keep[:, :length]).any(-1)
-    near = nearest_margin(base)[:, :length] < NEAR
+    """The first row in a batch whose other rows are all replaced."""
+    generator = torch.Generator().manual_seed(0)
+    shift = torch.randint(1, max(vocab, 2), ids.shape, generator=generator).to(ids.device)
+    others = (ids + shift) % vocab
+    others[0] = ids[0]
+    size = ids.shape[1]
+    return _compare(base, run(others), size, same_shape=True, exact=exact, rows=slice(1))
+
+
+def _compare(
+    base: DecoderOutput,
+    other: DecoderOutput,
+    length: int,
+    *,
+    same_shape: bool,
+    exact: bool,
+    rows: slice = slice(None),
+) -> _Change:
+    """What differs in a prefix; nothing is excused where every product has the same shape."""
+    differ = (base.plan.keep[rows, :length] != other.plan.keep[rows, :length]).any(-1)
+    near = (nearest_margin(base)[rows, :length] < NEAR) & (not exact)
     # What follows a decision that rounding may have turned says nothing, in that row.
     turned = (differ.cumsum(1) == 1) & differ
     excused = (turned & near).any(-1)
     counted = ~((turned & near).cumsum(1) > 0)
     scale = base.logits.abs().max()
-    change = _largest(base.logits[:, :length], other.logits[:, :length], counted) / scale
+    change = _largest(base.logits[rows, :length], other.logits[rows, :length], counted) / scale
     what, tolerance = None, _tolerance(base.logits.dtype, same_shape=same_shape)
     if bool((differ & counted).any()):
         what = "a decision"
-    elif _weights_moved(base, other, length, counted, tolerance):
+    elif _weights_moved(base, other, (rows, slice(length)), counted, tolerance):
         what = "a weight"
     elif not float(change) <= tolerance:
         what = "a logit"
@@ -148,14 +179,14 @@ def _compare(
 def _weights_moved(
     base: DecoderOutput,
     other: DecoderOutput,
-    length: int,
+    part: tuple[slice, slice],
     counted: Bool[Tensor, "batch prefix"],
     tolerance: float,
 ) -> bool:
     one, two = base.plan.weight, other.plan.weight
     if one is None or two is None:
         return (one is None) != (two is None)
-    change = _largest(one[:, :length], two[:, :length], counted)
+    change = _largest(one[part], two[part], counted)
     return not float(change) <= tolerance * float(one.abs().max())
 
 

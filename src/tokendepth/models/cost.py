@@ -147,6 +147,8 @@ class _Count:
         self.rows = self.valid if self.visible else record.mask.numel()
         self.rule = decoder.config.key_value_rule
         self.full = bool(record.mask.all())
+        own = record.read_out if isinstance(record.read_out, nn.Module) else None
+        self.head = product_flops(own or decoder.head)
 
     def run(self) -> Ledger:
         record, schedule = self.record, self.record.schedule
@@ -159,7 +161,7 @@ class _Count:
                 self.flops["adapter"] += self.rows * product_flops(self.decoder.adapter)
             self._span(span, record.decisions[index], "run", self.flops)
         num_read = len(record.mask) if record.only_last else self.rows
-        self.flops["head"] += num_read * product_flops(self.decoder.head)
+        self.flops["head"] += num_read * self.head
         if record.policy is not None:
             routed = sum(span.routed for span in schedule.spans)
             self.flops["router"] += record.policy.flops(tokens=self.rows, spans=routed)
@@ -176,7 +178,7 @@ class _Count:
         for index in self.record.schedule.coda:
             span = replace(self.record.schedule.spans[index], loop=before)
             self._span(span, Decision(keep=rows), "check", spent)
-        spent["head"] += int(rows.sum()) * product_flops(self.decoder.head)
+        spent["head"] += int(rows.sum()) * self.head
         self.flops["check"] += spent.total()
 
     def _span(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tokendepth.depth.base import Context, Policy, kept_rows, unread, unwatched
+from tokendepth.depth.base import Context, Policy, ReadOut, kept_rows, unread, unwatched
 from tokendepth.depth.execute import ExecutorName, executor_named
 from tokendepth.nn.block import Block
 from tokendepth.nn.cache import Memory
@@ -148,6 +148,7 @@ class Walk:
             policy=self.policy if self.replayed is None else None,
             executor=self.executor_name,
             only_last=only_last,
+            read_out=self.policy.read_out,
         )
 
 
@@ -170,6 +171,8 @@ class Record:
     executor: ExecutorName
     only_last: bool = False
     """The last token of each row alone was read out."""
+    read_out: ReadOut | None = None
+    """The policy's own, where it has one."""
 
     def last(self) -> tuple[Tensor, Tensor]:
         """Row and column of the last token of each row; the last column where there is none."""

@@ -216,4 +216,4 @@ def manifest_of(
 
 def _whole_path(given: str) -> str:
     path = Path(given).expanduser()
-    return str(Path.cwd() / path) if path.exists() or set("*?[") & set(given) else given
+    return str(Path.cwd() / path) if path.is_file() or set("*?[") & set(given) else given

@@ -34,7 +34,7 @@ def decoder(scale=0.4):
     for name, parameter in made.named_parameters():
         gain = "norm" in name and name.endswith("weight")
         torch.nn.init.normal_(parameter, std=scale, mean=float(gain))
-    return made
+    return made.eval()
 
 
 def layer_norm(x, weights, name):

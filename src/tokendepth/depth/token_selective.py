@@ -122,8 +122,8 @@ class TokenSelective(Policy):
         num_routed = sum(one.routed for one in context.schedule.spans)
         if context.routing == "soft":
             return Decision(weight=weight, penalty={"depth": weight / num_routed}), state
-        margin = (1.0 - self.threshold - weight).detach()
-        if context.routing == "hard" and self.training and torch.is_grad_enabled():
+        margin = (weight - (1.0 - self.threshold)).detach()
+        if context.routing == "hard" and self.training and weight.requires_grad:
             # The rows that are skipped are computed too: where theirs would lead is the gradient.
             weight = keep.to(weight) + (weight - weight.detach())
             penalty = {"depth": weight / num_routed}

@@ -116,10 +116,10 @@ def test_the_attention_half_is_linear_in_p():
     for p in (0.0, 0.25, 0.75, 1.0):
         shut(decoder, torch.logit(torch.tensor(p)).clamp(-200, 200))
         states = decoder(IDS, routing="soft", collect=[1, 2]).states
-        moved.append(states[2] - states[1])
+        moved.append((states[2] - states[1]).detach())
     torch.testing.assert_close(moved[1], 0.75 * moved[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(moved[2], 0.25 * moved[0], rtol=0, atol=1e-6)
-    assert float(moved[3].abs().max()) == 0.0
+    assert not moved[3].any()
 
 
 @pytest.mark.parametrize("executor", ["dense", "gathered", "feed_forward"])
@@ -191,7 +191,7 @@ def test_straight_through_is_hard_forward_and_soft_backward():
     hard = decoder(IDS, routing="hard")
     weight = hard.decisions[1].weight
     assert set(weight.unique().tolist()) <= {0.0, 1.0}
-    assert 0 < float(weight.mean()) < 1
+    assert 0 < int(weight.count_nonzero()) < IDS.numel()
     with torch.no_grad():
         run = decoder.eval()(IDS, routing="hard")
     torch.testing.assert_close(hard.logits, run.logits, rtol=0, atol=1e-6)
@@ -199,7 +199,7 @@ def test_straight_through_is_hard_forward_and_soft_backward():
     assert (first[weight == 0].abs() > 0).all()
     logit = decoder.policy.routers[0](decoder(IDS, collect=[1]).states[1])
     slope = torch.autograd.grad(weight.sum(), decoder.policy.routers[0].last.bias)[0]
-    p = torch.sigmoid(logit)
+    p = torch.sigmoid(logit.detach())
     torch.testing.assert_close(float(slope), float(-(p * (1 - p)).sum()), rtol=1e-5, atol=0)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tokendepth.depth.dense import Dense
     from tokendepth.depth.fixed_exit import FixedExit
     from tokendepth.depth.random_keep import RandomKeep
+    from tokendepth.depth.token_selective import TokenSelective
     from tokendepth.engine.bench_result import Benchmark
     from tokendepth.engine.benchmark import benchmark
     from tokendepth.engine.decode import GenerateOptions, NewToken, stream
@@ -93,6 +94,7 @@ _HOME = {
     "Schedule": "types",
     "Span": "types",
     "Stretch": "nn.rotary",
+    "TokenSelective": "depth.token_selective",
     "TrainOptions": "training.train",
     "Trained": "training.result",
     "Transport": "measure.transport_result",
@@ -164,6 +166,7 @@ __all__ = [
     "Schedule",
     "Span",
     "Stretch",
+    "TokenSelective",
     "TrainOptions",
     "Trained",
     "Transport",

@@ -14,6 +14,7 @@ import torch
 from tests.contract import toys
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.depth.random_keep import RandomKeep
+from tokendepth.depth.token_selective import TokenSelectiveConfig
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.decoder import Decoder
 from tokendepth.models.schedule import looped, stack
@@ -95,9 +96,8 @@ class Case:
 
 
 def _routings(policy):
-    return {"update": ("soft", "hard", "hard_soft"), "span": ("soft", "hard", "hard_soft")}.get(
-        policy, (None,)
-    )
+    three = policy in ("update", "span", "token_selective")
+    return ("soft", "hard", "hard_soft") if three else (None,)
 
 
 def _spread(cases):
@@ -112,7 +112,10 @@ def _spread(cases):
     return spread
 
 
-POLICIES = ("update", "span", "exit", "halt", "upfront", "tired", "topk", "fixed", "random")
+POLICIES = (
+    "update", "span", "exit", "halt", "upfront", "tired", "topk", "fixed", "random",
+    "token_selective",
+)  # fmt: skip
 PRODUCT = [
     Case(policy, schedule, rule, routing)
     for policy in POLICIES
@@ -199,6 +202,11 @@ def _policy(case, decoder, spans):  # noqa: C901 - a line a policy
         torch.nn.init.normal_(policy.router.weight, std=1.0)
         return policy
 
+    def scattered(policy):
+        for parameter in policy.parameters():
+            torch.nn.init.normal_(parameter, std=1.0)
+        return policy
+
     match case.policy:
         case "update" | "span" | "tired":
             gates = {"update": toys.UpdateGate, "span": toys.SpanGate, "tired": toys.Tired}
@@ -216,6 +224,8 @@ def _policy(case, decoder, spans):  # noqa: C901 - a line a policy
             return FixedExit(_depths(SCHEDULES[case.schedule]))
         case "random":
             return RandomKeep(0.5, seed=1)
+        case "token_selective":
+            return scattered(TokenSelectiveConfig(first_bias=0.0).build(decoder))
     raise AssertionError(case.policy)
 
 

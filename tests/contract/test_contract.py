@@ -282,7 +282,7 @@ def _truncated(decoder, order, index, ids, mask, case):
     return run(decoder, ids, mask, case, schedule=short, policy=sticky).logits
 
 
-@cases([c for c in CASES if c.policy in ("update", "span", "exit", "halt")])
+@cases([c for c in CASES if c.policy in ("update", "span", "exit", "halt", "token_selective")])
 def test_gradients_reach_the_policy_and_match_between_executors(case):
     gradients = {}
     for executor in EXECUTORS:
@@ -303,8 +303,10 @@ def test_gradients_reach_the_policy_and_match_between_executors(case):
             # That of a bias of keys is zero, but for rounding, without rotary positions.
             atol = 1e-8 * max(float(value.abs().max()), 1e-6 * most)
             torch.testing.assert_close(gradients[executor][name], value, rtol=0, atol=atol)
-    if case.policy in ("update",) or case.routing in ("soft", "hard_soft"):
+    if case.policy in ("update", "span") and (case.policy, case.routing) != ("span", "hard"):
         assert gradients["dense"]["policy.router.weight"].abs().max() > 0
+    if case.policy == "token_selective":
+        assert gradients["dense"]["policy.routers.0.inner.weight"].abs().max() > 0
 
 
 @cases(CAUSAL)

@@ -9,6 +9,7 @@ which the row stands still, under `kept` and `carried` they are not computed.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from tokendepth.depth import few
 from tokendepth.depth.base import Context, Turns, broadcast, kept_rows
 from tokendepth.nn.block import Block
 from tokendepth.nn.cache import Store
+from tokendepth.nn.rotary import Turn
 from tokendepth.nn.rows import Rows
 from tokendepth.nn.track import EMPTY
 from tokendepth.types import Decision, Span
@@ -27,6 +29,9 @@ Hidden = Float[Tensor, "batch seq dim"]
 Executor = Callable[[Span, Sequence[Block], Hidden, Hidden, Decision, Context], Hidden]
 """(span, its blocks, hidden, entry, decision, context) -> hidden. `entry` is what the span's first
 block reads: `hidden`, or what the adapter made of it where the span injects."""
+
+SPREAD_FROM = 0.4
+"""Of the rows of a sequence: with fewer queries, the masked kernel on them alone is faster."""
 
 ExecutorName = Literal["dense", "gathered", "feed_forward"]
 
@@ -105,7 +110,6 @@ def gathered(
     if running.count == 0 and context.full:
         return _stand_still(span, blocks, hidden, entry, context)
     split, state = _Split.of(running, entry, context), running.gather(entry)
-    queries_at = running.pad(running.gather(context.positions))
     gate = None
     if decision.weight is not None and context.gates == "update":
         gate = running.gather(decision.weight)
@@ -113,11 +117,9 @@ def gathered(
         store = _store(context, span, index, block)
         normed = split.store_keys(store, block, state, span.loop, context, first=number == 0)
         if running.count:
-            turn = split.turns[block.windowed]
-            queries = running.pad(block.attention.queries(normed, turn))
-            context.padded_queries += running.num_padded
-            mixed = _attend(block, queries, store, queries_at, span, context)
-            added = _add(state, block.attention_update(running.unpad(mixed)), gate)
+            queries = block.attention.queries(normed, split.turns[block.windowed])
+            mixed = _attend_rows(block, queries, running, store, span, context)
+            added = _add(state, block.attention_update(mixed), gate)
             source = block.feed_forward_source(state, normed, added)
             state = _add(added, block.feed_forward_update(source), gate)
         if number + 1 < len(blocks):
@@ -152,18 +154,25 @@ class _Split:
     running: Rows
     turns: Turns
     standing: Rows | None
-    still: Tensor | None
-    """The standing rows' residual, the same for every block of the span."""
-    still_turns: Turns | None
 
     @staticmethod
     def of(running: Rows, entry: Hidden, context: Context) -> "_Split":
         turns = _gather_turns(running, context.turns)
         standing = Rows(context.mask & ~running.mask)
         if context.cache.rule != "all" or standing.count == 0:
-            return _Split(entry, running, turns, None, None, None)
-        still_turns = _gather_turns(standing, context.turns)
-        return _Split(entry, running, turns, standing, standing.gather(entry), still_turns)
+            return _Split(entry, running, turns, None)
+        return _Split(entry, running, turns, standing)
+
+    @cached_property
+    def still(self) -> Tensor:
+        """The standing rows' residual, the same for every block of the span."""
+        assert self.standing is not None
+        return self.standing.gather(self.entry)
+
+    def still_turn(self, block: Block, context: Context) -> Turn | None:
+        """Rotary angles of the standing rows."""
+        assert self.standing is not None
+        return _gather_turns(self.standing, context.turns)[block.windowed]
 
     def store_keys(
         self,
@@ -177,7 +186,7 @@ class _Split:
     ) -> Tensor:
         """Store keys and values; return the running rows' attention input."""
         turn = self.turns[block.windowed]
-        if self.standing is None or self.still is None or self.still_turns is None:
+        if self.standing is None:
             normed = block.attention_norm(state)
             keys, values = block.attention.keys_values(normed, turn)
             _extend_rows(store, keys, values, self.running, loop, context)
@@ -190,7 +199,7 @@ class _Split:
             normed = block.attention_norm(state)
             mine = block.attention.keys_values(normed, turn)
             still_normed = block.attention_norm(self.still)
-            theirs = block.attention.keys_values(still_normed, self.still_turns[block.windowed])
+            theirs = block.attention.keys_values(still_normed, self.still_turn(block, context))
             keys, values = (
                 _merge(self.running, one, self.standing, other)
                 for one, other in zip(mine, theirs, strict=True)
@@ -268,6 +277,33 @@ def _attend(
     carried = context.cache.rule == "carried"
     visible = track.visible(positions, span.loop, newest=carried, window=window)
     return block.attention.attend(queries, store.keys, store.values, visible)
+
+
+def _attend_rows(
+    block: Block, queries: Tensor, rows: Rows, store: Store, span: Span, context: Context
+) -> Tensor:
+    """Attention of gathered queries, (row, width)."""
+    in_order = store.track.in_order
+    assert store.keys is not None
+    assert store.values is not None
+    if spreads(rows, len(store.track), store.window, in_order=in_order):
+        context.padded_queries += rows.mask.numel() - rows.count
+        mixed = block.attention.attend(rows.spread(queries), store.keys, store.values, None)
+        return rows.gather(mixed)
+    context.padded_queries += rows.num_padded
+    positions = rows.pad(rows.gather(context.positions))
+    return rows.unpad(_attend(block, rows.pad(queries), store, positions, span, context))
+
+
+def spreads(rows: Rows, num_slots: int, window: int | None, *, in_order: bool) -> bool:
+    """Whether gathered queries go back to their own places for attention.
+
+    The causal kernel needs no mask and skips half of the rectangle, so that it is the faster one
+    unless few rows are kept. It takes keys in the order of the queries and nothing before them.
+    """
+    length = rows.mask.shape[1]
+    plain = in_order and num_slots == length and (window is None or length <= window)
+    return plain and length > 1 and rows.width > SPREAD_FROM * length
 
 
 def _extend(

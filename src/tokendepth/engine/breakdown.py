@@ -24,6 +24,7 @@ _GATHERS = (
     "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
     "aten::nonzero", "aten::cat", "aten::where", "aten::gather", "aten::scatter",
     "aten::masked_fill", "aten::scatter_reduce", "aten::cumsum", "aten::masked_scatter",
+    "aten::index_select", "aten::index_copy", "aten::index_copy_",
 )  # fmt: skip
 _FEW_ROWS: Mapping[str, Part] = {"few_rows::blocks": "products", "few_rows::head": "head"}
 """Kernels that run a whole block; its attention counts among the products there."""

@@ -19,7 +19,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from tokendepth.depth.base import kept_rows
-from tokendepth.depth.execute import ExecutorName
+from tokendepth.depth.execute import ExecutorName, spreads
 from tokendepth.models.decoder import Decoder, DecoderOutput
 from tokendepth.models.walk import Record
 from tokendepth.nn.block import Block
@@ -234,8 +234,12 @@ class _Count:
             new = _padded_positions(running, record.positions)
         track = self.tracks[key] = self.tracks.get(key, Track()).extended(new, span.loop)
         if not self.visible:
-            width = running.width if gathers else record.mask.shape[1]
-            return len(record.mask) * width * len(track)
+            width, num_slots = record.mask.shape[1], len(track)
+            # The executor knows slots to be in order where nothing was padded and all are stored.
+            in_order = self.full and self.rule == "all"
+            if gathers and not spreads(running, num_slots, window, in_order=in_order):
+                width = running.width
+            return len(record.mask) * width * num_slots
         return track.num_visible(
             record.positions,
             running.mask if gathers else record.mask,

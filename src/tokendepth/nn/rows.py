@@ -1,6 +1,7 @@
 """Some rows of a batch as one flat list: gathered once, flat in linear layers, padded in attention.
 
-Attention needs a rectangle again, batch by the largest number of rows in any sequence; how many
+Attention needs a rectangle again. Either the rows of each sequence move together (`pad`), batch by
+the largest number of rows in any sequence, or each goes back to its own place (`spread`). How many
 slots of it are padding is counted, since it is work that the gathering did not save.
 """
 
@@ -19,19 +20,24 @@ class Rows:
     mask: Bool[Tensor, "batch seq"]
 
     @cached_property
+    def flat(self) -> Int[Tensor, " row"]:
+        """Place of each row in the flattened batch."""
+        return self.mask.flatten().nonzero().squeeze(1)
+
+    @cached_property
     def batch(self) -> Int[Tensor, " row"]:
         """Sequence of each row."""
-        return self._places[0]
+        return self.flat // self.mask.shape[1]
 
     @cached_property
     def seq(self) -> Int[Tensor, " row"]:
         """Column of each row."""
-        return self._places[1]
+        return self.flat % self.mask.shape[1]
 
     @cached_property
     def slot(self) -> Int[Tensor, " row"]:
         """Place of each row among the marked rows of its sequence, from 0."""
-        return (self.mask.cumsum(dim=1) - 1)[self._places]
+        return (self.mask.cumsum(dim=1) - 1).flatten()[self.flat]
 
     @cached_property
     def width(self) -> int:
@@ -41,7 +47,7 @@ class Rows:
     @cached_property
     def count(self) -> int:
         """Number of marked rows."""
-        return len(self.batch)
+        return len(self.flat)
 
     @cached_property
     def num_padded(self) -> int:
@@ -49,24 +55,29 @@ class Rows:
         return self.mask.shape[0] * self.width - self.count
 
     @cached_property
-    def _places(self) -> tuple[Tensor, Tensor]:
-        batch, seq = self.mask.nonzero(as_tuple=True)
-        return batch, seq
+    def _padded(self) -> Int[Tensor, " row"]:
+        """Place of each row in the flattened padded form."""
+        return self.batch * self.width + self.slot
 
     def gather(self, values: Tensor) -> Tensor:
         """(batch, seq, ...) to (row, ...)."""
-        return values[self._places]
+        return values.flatten(0, 1).index_select(0, self.flat)
 
     def scatter(self, into: Tensor, values: Tensor) -> Tensor:
         """A copy of `into` (batch, seq, ...) with the marked rows replaced, the rest as it was."""
-        return into.index_put(self._places, values.to(into.dtype))
+        made = into.flatten(0, 1).index_copy(0, self.flat, values.to(into.dtype))
+        return made.view(into.shape)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """(row, ...) to (batch, seq, ...), zeros elsewhere."""
+        return self.scatter(values.new_zeros((*self.mask.shape, *values.shape[1:])), values)
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """(row, ...) to (batch, width, ...)."""
         shape = (self.mask.shape[0], self.width, *values.shape[1:])
         empty = torch.full(shape, fill, dtype=values.dtype, device=values.device)
-        return empty.index_put((self.batch, self.slot), values)
+        return empty.flatten(0, 1).index_copy(0, self._padded, values).view(shape)
 
     def unpad(self, values: Tensor) -> Tensor:
         """(batch, width, ...) to (row, ...)."""
-        return values[self.batch, self.slot]
+        return values.flatten(0, 1).index_select(0, self._padded)

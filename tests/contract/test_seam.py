@@ -1,5 +1,6 @@
 """What the contract suite does not reach by its product: single facts of the seam."""
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -155,14 +156,15 @@ def test_of_each_position_only_the_newest_loop_up_to_this_one_is_visible():
 
 
 def test_padding_of_gathered_queries_is_counted():
-    decoder = Decoder(CONFIG, stack(4)).eval()
     depth = torch.tensor([[4, 4, 4, 1], [1, 1, 1, 4]])
     ids = torch.zeros(2, 4, dtype=torch.long)
-    output = decoder(ids, policy=FixedExit(depth), executor="gathered")
-    assert (
-        output.padded_queries == 3 * 2
-    )  # 3 routed blocks; 3 rows run in one sequence, 1 in the other
-    assert decoder(ids, policy=FixedExit(depth)).padded_queries == 0
+    # 3 routed blocks, 4 of 8 rows: keys in order take the queries at their own places, 8 slots;
+    # else they move together, up to the 3 of the sequence with the most.
+    for rule, slots in (("all", 8), ("kept", 6)):
+        decoder = Decoder(dataclasses.replace(CONFIG, key_value_rule=rule), stack(4)).eval()
+        output = decoder(ids, policy=FixedExit(depth), executor="gathered")
+        assert output.padded_queries == 3 * (slots - 4)
+        assert decoder(ids, policy=FixedExit(depth)).padded_queries == 0
 
 
 @pytest.mark.parametrize(

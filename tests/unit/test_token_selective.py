@@ -230,9 +230,7 @@ def test_another_schedule_is_refused():
         selective()(IDS, schedule=stack(4, stem=0))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("inner", 0), ("threshold", 1.0), ("threshold", 0.0)]
-)
+@pytest.mark.parametrize(("field", "value"), [("inner", 0), ("threshold", 1.0), ("threshold", 0.0)])
 def test_fields_out_of_range_are_named(field, value):
     with pytest.raises(ValueError, match=f"{field}: got {value!r}"):
         dataclasses.replace(TokenSelectiveConfig(), **{field: value})

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokendepth.adapters.load import Loaded, load
 from tokendepth.depth.dense import Dense
-from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.depth.execute import ExecutorName, check_executor
 from tokendepth.engine.bench_result import Benchmark, BenchmarkRow, verdict
 from tokendepth.engine.breakdown import Profile, parts_of, profiled
 from tokendepth.engine.phases import DENSE, PHASES, Decisions, Phase, Work, given_plan, work
@@ -43,7 +43,7 @@ class BenchmarkOptions:
     """Sequences at once."""
     length: int | None = None
     """Tokens of each sequence; 256 or the model's positions unless given."""
-    executor: tuple[ExecutorName, ...] = ("gathered", "feed_forward")
+    executor: tuple[ExecutorName, ...] = ("gathered", "feed_forward", "auto")
     """What is timed against the dense model."""
     alpha: tuple[float, ...] = ()
     """Given decisions: each token runs each routed span with this chance. Several show where
@@ -59,7 +59,7 @@ class BenchmarkOptions:
             if not getattr(self, name):
                 raise ValueError(f"{name}: got none; give at least one")
         for name in self.executor:
-            executor_named(name)
+            check_executor(name)
         for value in (*self.batch, 1 if self.length is None else self.length - 1):
             if value < 1:
                 raise ValueError(

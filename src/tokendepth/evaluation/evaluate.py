@@ -13,7 +13,7 @@ import torch
 
 from tokendepth.adapters.load import Loaded, load
 from tokendepth.depth.base import check_routing
-from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.depth.execute import ExecutorName, check_executor
 from tokendepth.errors import CausalityError
 from tokendepth.evaluation.causality import NEAR, PREFIXES, Causality, probe
 from tokendepth.evaluation.groups import TextFacts, by_position
@@ -52,7 +52,7 @@ class EvaluateOptions:
 
     def check(self) -> None:
         """Raise a `ValueError` that names the first option out of its range."""
-        executor_named(self.executor)
+        check_executor(self.executor)
         for name in ("batch", "length", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:

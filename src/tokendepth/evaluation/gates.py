@@ -1,4 +1,4 @@
-"""How open the gates of a policy are: what the weights of its decisions say, without a threshold."""
+"""How open the gates of a policy are: what the weights of its decisions say."""
 
 from dataclasses import dataclass
 

@@ -90,7 +90,7 @@ class Losses:
 
 @runtime_checkable
 class Objective(Protocol):
-    """A frozen dataclass whose name stands in `training/registry.py`, or a user's own by dotted path."""
+    """A frozen dataclass named in `training/registry.py`, or a user's own by dotted path."""
 
     def __call__(self, decoder: Decoder, batch: Batch, state: TrainState) -> Losses:
         """The losses of a micro-batch; the decoder is in training mode."""

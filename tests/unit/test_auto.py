@@ -1,4 +1,4 @@
-"""`auto`: what it chooses between, that choices are followed and told, that answers stay the same."""
+"""`auto`: what it chooses between, and that choices are followed, told, and change no answer."""
 
 import itertools
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tokendepth.depth.random_keep import RandomKeep
 from tokendepth.depth.token_selective import TokenSelectiveConfig
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.decoder import Decoder
@@ -93,6 +94,13 @@ def test_under_hard_routing_the_share_is_of_rows_that_run():
     told = weighted_share(decoder(batch().inputs, routing="hard")).detach()
     run = decoder.eval()(batch().inputs, routing="hard").executed.float().mean(-1)
     torch.testing.assert_close(told, run)
+
+
+def test_a_policy_that_learns_nothing_is_named():
+    decoder = selective()
+    decoder.policy = RandomKeep(0.5)
+    with pytest.raises(ValueError, match="RandomKeep carry no weight.*under hard routing"):
+        Budgeted(share=0.5)(decoder, batch(), state())
 
 
 def test_soft_until_then_hard():

@@ -143,9 +143,8 @@ class _Trial:
         self.kind, shape = kind, (kind.batch, kind.length)
         self.blocks = [_block(kind) for _ in range(kind.num_blocks)]
         self.span = Span(blocks=tuple(range(kind.num_blocks)))
-        self.hidden = torch.randn(
-            *shape, kind.attention.width, dtype=kind.dtype, device=kind.device
-        )
+        # Drawn on the processor, whose generator is put back after the measurement.
+        self.hidden = torch.randn(*shape, kind.attention.width).to(kind.device, kind.dtype)
         steps = torch.arange(kind.past + kind.length, device=kind.device)
         self.positions = steps[kind.past :].expand(shape)
         self.mask = torch.ones(shape, dtype=torch.bool, device=kind.device)
@@ -199,7 +198,7 @@ class _Trial:
         kind, slots = self.kind, steps.expand(self.kind.batch, -1)
         shape = (*slots.shape, kind.attention.num_key_value_heads, kind.attention.head_dim)
         for index in self.span.blocks:
-            keys = torch.randn(shape, dtype=kind.dtype, device=kind.device)
+            keys = torch.randn(shape).to(kind.device, kind.dtype)
             store = self.cache.store("run", index, 0, kind.attention.window)
             store.extend(keys, keys.clone(), slots, 0, in_order=True)
         self.cache.advance(torch.ones_like(slots, dtype=torch.bool), full=True)

@@ -1,5 +1,7 @@
 """Given decisions before which routers run: what deciding costs, apart from what it saves."""
 
+import copy
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -50,4 +52,5 @@ def with_routers(decoder: Decoder, plan: Plan, seed: int) -> GivenDecisions:
             torch.manual_seed(seed)
             policy = TokenSelectiveConfig().build(decoder)
     weight = decoder.embedding.weight
-    return GivenDecisions(policy.to(weight.device, weight.dtype), plan).eval()
+    asked = copy.deepcopy(policy).to(weight.device, weight.dtype)
+    return GivenDecisions(asked, plan).eval()

@@ -50,16 +50,21 @@ class Budgeted:
             raise ValueError(f"soft_until: got {self.soft_until}; it must lie between 0 and 1")
 
     def __call__(self, decoder: Decoder, batch: Batch, state: TrainState) -> Losses:
-        """The losses. The hinge is one of a micro-batch: it is not linear in tokens."""
-        soft = state.progress < self.soft_until
-        output = decoder(
-            batch.inputs,
-            batch.mask,
-            routing="soft" if soft else self.routing,
-            row_keys=batch.row_keys,
-        )
+        """The losses. The hinge is one of a micro-batch: it is not linear in tokens.
+
+        Raises:
+            ValueError: a policy whose decisions carry no gradient under this routing.
+        """
+        routing = "soft" if state.progress < self.soft_until else self.routing
+        output = decoder(batch.inputs, batch.mask, routing=routing, row_keys=batch.row_keys)
         tokens = batch.valid.sum()
         share = weighted_share(output).masked_fill(~batch.valid, 0.0).sum()
+        if torch.is_grad_enabled() and not share.requires_grad:
+            raise ValueError(
+                f"objective.routing: decisions of {type(decoder.policy).__name__} carry no weight "
+                f"with a gradient under {routing} routing, so that a budget cannot "
+                "move them; take soft or hard_soft routing, or another policy"
+            )
         above = (share / tokens - self.budget(state.progress)).clamp_min(0.0)
         return Losses(
             sums={

@@ -98,7 +98,7 @@ def test_a_measurement_is_made_once_and_leaves_nothing_behind(rule, past, monkey
         cache = decoder.cache()
         with torch.no_grad():
             if past:
-                decoder(IDS[:, :past], cache=cache)
+                decoder(IDS[:, :past], policy=HALF, row_keys=KEYS, cache=cache)
             output = decoder(
                 IDS[:, past:], policy=HALF, row_keys=KEYS, executor="auto", cache=cache
             )

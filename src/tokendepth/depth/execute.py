@@ -281,6 +281,8 @@ def _attend_rows(
     """Attention of gathered queries, (row, width)."""
     in_order = store.track.in_order
     if spreads(rows, len(store.track), store.window, in_order=in_order):
+        assert store.keys is not None
+        assert store.values is not None
         context.padded_queries += rows.mask.numel() - rows.count
         mixed = block.attention.attend(rows.spread(queries), store.keys, store.values, None)
         return rows.gather(mixed)

@@ -162,8 +162,8 @@ class _Count:
                     self._check(index, rows)
             if span.inject and self.decoder.adapter is not None:
                 self.flops["adapter"] += self.rows * product_flops(self.decoder.adapter)
-            name = record.ran[index] if self.executor == "auto" else self.executor
-            self._span(span, record.decisions[index], "run", self.flops, name)
+            ran = record.ran[index] if self.executor == "auto" else self.executor
+            self._span(span, record.decisions[index], "run", self.flops, ran)
         num_read = len(record.mask) if record.only_last else self.rows
         self.flops["head"] += num_read * product_flops(self.decoder.head)
         if record.policy is not None:
@@ -181,8 +181,8 @@ class _Count:
         spent: Counter[Line] = Counter()
         for index in self.record.schedule.coda:
             span = replace(self.record.schedule.spans[index], loop=before)
-            name = "gathered" if self.executor == "auto" else self.executor
-            self._span(span, Decision(keep=rows), "check", spent, name)
+            ran: ExecutorName = "gathered" if self.executor == "auto" else self.executor
+            self._span(span, Decision(keep=rows), "check", spent, ran)
         spent["head"] += int(rows.sum()) * product_flops(self.decoder.head)
         self.flops["check"] += spent.total()
 

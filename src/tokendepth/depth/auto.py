@@ -68,8 +68,10 @@ class Costs:
 
     def fastest(self, share: float) -> ExecutorName:
         """`dense` unless another is clearly faster."""
-        times = {name: start + slope * share for name, (start, slope) in self.lines.items()}
-        best = min(times, key=lambda name: times[name])
+        times: dict[ExecutorName, float] = {
+            name: start + slope * share for name, (start, slope) in self.lines.items()
+        }
+        best: ExecutorName = min(times, key=lambda name: times[name])
         return best if times[best] * MARGIN < times["dense"] else "dense"
 
 
@@ -96,7 +98,9 @@ def costs(kind: Kind) -> Costs:
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         trial = _Trial(kind)
         arms: list[tuple[ExecutorName, float]] = [("dense", 1.0)]
-        arms += [(name, share) for name in EXECUTORS if name != "dense" for share in SHARES]
+        for name in EXECUTORS:
+            if name != "dense":
+                arms += [(name, share) for share in SHARES]
         seconds: dict[tuple[ExecutorName, float], list[float]] = {arm: [] for arm in arms}
         for number in range(ROUNDS + 1):
             for arm in arms if number % 2 else reversed(arms):

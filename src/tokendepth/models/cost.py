@@ -143,7 +143,8 @@ class _Count:
         before: Mapping[Key, Track],
         counting: Counting,
     ) -> None:
-        self.decoder, self.record, self.executor = decoder, record, executor
+        self.decoder, self.record = decoder, record
+        self.executor: ExecutorName = executor
         self.visible = counting == "visible"
         self.tracks: dict[Key, Track] = dict(before)
         self.flops: Counter[Line] = Counter()

@@ -100,7 +100,7 @@ def costs(kind: Kind) -> Costs:
         arms: list[tuple[ExecutorName, float]] = [("dense", 1.0)]
         for name in EXECUTORS:
             if name != "dense":
-                arms += [(name, share) for share in SHARES]
+                arms.extend((name, share) for share in SHARES)
         seconds: dict[tuple[ExecutorName, float], list[float]] = {arm: [] for arm in arms}
         for number in range(ROUNDS + 1):
             for arm in arms if number % 2 else reversed(arms):

@@ -68,7 +68,7 @@ def test_benchmark_on_random_weights(run, folder):
     )  # fmt: skip
     assert code == 0
     rows = last(out)["rows"]
-    assert [(row["phase"], row["batch"]) for row in rows[::3]] == [
+    assert [(row["phase"], row["batch"]) for row in rows[::7]] == [
         ("prefill", 1), ("prefill", 2), ("decode", 1), ("decode", 2),
     ]  # fmt: skip
     wanted = {
@@ -76,6 +76,7 @@ def test_benchmark_on_random_weights(run, folder):
         "executed_share", "peak_bytes",
     }  # fmt: skip
     assert all(wanted <= set(row) for row in rows)
+    assert [row["routers"] for row in rows[:7]] == [False] * 4 + [True] * 3
     assert "What skipping saves" in (folder / "b.html").read_text()
     assert "profiler" not in err
 

@@ -197,36 +197,39 @@ def _build(case, seed):
     return decoder.double().eval()
 
 
-def _policy(case, decoder, spans):  # noqa: C901 - a line a policy
-    def routed(policy):
-        torch.nn.init.normal_(policy.router.weight, std=1.0)
-        return policy
+def _policy(case, decoder, spans):
+    return _POLICIES[case.policy](case, decoder, spans)
 
-    def scattered(policy):
-        for parameter in policy.parameters():
-            torch.nn.init.normal_(parameter, std=1.0)
-        return policy
 
-    match case.policy:
-        case "update" | "span" | "tired":
-            gates = {"update": toys.UpdateGate, "span": toys.SpanGate, "tired": toys.Tired}
-            return routed(gates[case.policy](WIDTH))
-        case "exit":
-            read_out = toys.ExitNorms(decoder.head, WIDTH, depths=12)
-            return toys.StickyExit(read_out, confidence=0.3)
-        case "halt":
-            return toys.HaltByReadOut(threshold=1.0)
-        case "upfront":
-            return routed(toys.UpFront(WIDTH, spans))
-        case "topk":
-            return routed(toys.BatchTopK(WIDTH, share=0.5))
-        case "fixed":
-            return FixedExit(_depths(SCHEDULES[case.schedule]))
-        case "random":
-            return RandomKeep(0.5, seed=1)
-        case "token_selective":
-            return scattered(TokenSelectiveConfig(first_bias=0.0).build(decoder))
-    raise AssertionError(case.policy)
+def _routed(policy):
+    torch.nn.init.normal_(policy.router.weight, std=1.0)
+    return policy
+
+
+def _exits(decoder):
+    read_out = toys.ExitNorms(decoder.head, WIDTH, depths=12)
+    return toys.StickyExit(read_out, confidence=0.3)
+
+
+def _selective(decoder):
+    policy = TokenSelectiveConfig(first_bias=0.0).build(decoder)
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, std=1.0)
+    return policy
+
+
+_POLICIES = {
+    "update": lambda case, decoder, spans: _routed(toys.UpdateGate(WIDTH)),
+    "tired": lambda case, decoder, spans: _routed(toys.Tired(WIDTH)),
+    "span": lambda case, decoder, spans: _routed(toys.SpanGate(WIDTH)),
+    "exit": lambda case, decoder, spans: _exits(decoder),
+    "halt": lambda case, decoder, spans: toys.HaltByReadOut(threshold=1.0),
+    "upfront": lambda case, decoder, spans: _routed(toys.UpFront(WIDTH, spans)),
+    "topk": lambda case, decoder, spans: _routed(toys.BatchTopK(WIDTH, share=0.5)),
+    "fixed": lambda case, decoder, spans: FixedExit(_depths(SCHEDULES[case.schedule])),
+    "random": lambda case, decoder, spans: RandomKeep(0.5, seed=1),
+    "token_selective": lambda case, decoder, spans: _selective(decoder),
+}
 
 
 def _depths(order):

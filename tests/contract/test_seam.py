@@ -19,7 +19,7 @@ from tests.contract.cases import (
     ragged,
 )
 from tokendepth.depth.dense import Dense
-from tokendepth.depth.execute import executor_named
+from tokendepth.depth.execute import check_executor
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.depth.random_keep import RandomKeep
 from tokendepth.models.decoder import Decoder
@@ -183,7 +183,7 @@ def test_wrong_options_are_named(wrong, message):
 
 def test_an_unknown_executor_names_the_known_ones():
     with pytest.raises(ValueError, match="executor: got 'sparse'; allowed are dense, gathered"):
-        executor_named("sparse")
+        check_executor("sparse")
 
 
 def test_carried_needs_a_block_that_is_revisited():

@@ -26,6 +26,9 @@ def test_the_published_baseline_has_the_published_size():
     recipe = recipe_named("dense_shakespeare")
     decoder = recipe.initial.build(recipe.model, 0)
     assert sum(one.numel() for one in decoder.parameters()) == 4_782_336
+    recipe = recipe_named("tsa_shakespeare_published")
+    decoder = recipe.initial.build(recipe.model, 0)
+    assert sum(one.numel() for one in decoder.parameters()) == 4_864_901
 
 
 def test_one_of_a_users_own_is_found_by_its_path():

@@ -99,10 +99,12 @@ def test_given_decisions_are_those_of_the_random_control(tiny):
 def test_the_projection_is_the_ledgers_and_the_model_stays_as_it_was(tiny, phase):
     before = {name: value.clone() for name, value in tiny.model.state_dict().items()}
     result = benchmark(tiny, phase=(phase,), alpha=(0.5,), **OPTIONS)
-    assert [row.executor for row in result.rows] == ["dense", "gathered", "feed_forward"]
+    assert [row.executor for row in result.rows] == [
+        "dense", "gathered", "feed_forward", "auto",
+    ]  # fmt: skip
     assert all(torch.equal(before[name], now) for name, now in tiny.model.state_dict().items())
     assert not tiny.model.training
-    control, gathered, _ = result.rows
+    control, gathered, *_ = result.rows
     assert (control.flops_speedup, control.executed_share, control.control) == (1, 1, True)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(31, (2, 8), generator=generator)
@@ -125,6 +127,20 @@ def test_the_projection_is_the_ledgers_and_the_model_stays_as_it_was(tiny, phase
         assert sum(lost) + sum(projected) == pytest.approx(row.seconds.median)
 
 
+def test_routers_run_before_given_decisions_and_cost_what_they_cost(tiny):
+    result = benchmark(tiny, phase=("prefill", "decode"), alpha=(0.5,), routers=(False, True),
+                       executor=("dense", "gathered"), **OPTIONS)  # fmt: skip
+    rows = {(row.phase, row.executor, row.routers): row for row in result.rows if not row.control}
+    assert len(rows) == 8
+    for phase in ("prefill", "decode"):
+        without, with_them = (rows[phase, "gathered", routers] for routers in (False, True))
+        assert with_them.executed_share == without.executed_share < 1
+        assert with_them.flops_speedup < without.flops_speedup
+        dense = rows[phase, "dense", True]
+        assert dense.flops_speedup < 1
+        assert not dense.verdict.startswith("noise")
+
+
 def test_a_policy_of_its_own_decides(tiny):
     torch.manual_seed(0)
     tiny.decoder.policy = toys.UpdateGate(16)
@@ -143,19 +159,22 @@ def test_the_json_has_both_kinds_of_number_side_by_side(tiny):
         "executed_share", "peak_bytes", "verdict", "parts",
     }  # fmt: skip
     assert all(wanted <= set(row) for row in read["rows"])
-    assert {one["executor"] for one in read["break_even"]} == {"gathered", "feed_forward"}
+    assert {one["executor"] for one in read["break_even"]} == {
+        "gathered", "feed_forward", "auto",
+    }  # fmt: skip
+
     assert result.page().count("<table") == 4
-    assert result.table().row_count == 6
+    assert result.table().row_count == 8
 
 
 def test_verdicts():
     fast, same, slow = (Spread(median=m, low=m - 0.01, high=m + 0.01) for m in (1.2, 1.03, 0.8))
     quiet, loud = (Spread(median=m, low=m, high=m) for m in (1.0, 1.05))
-    assert verdict("gathered", fast, 1.5, quiet, ()) == "gain"
-    assert verdict("gathered", same, 1.5, quiet, ()) == "gain"
-    assert verdict("gathered", same, 1.5, loud, ()).startswith("no gain")
-    assert "nothing to save" in verdict("gathered", slow, WORTH - 0.01, quiet, ())
-    assert verdict("dense", same, 1.0, quiet, ()).startswith("noise")
+    assert verdict(False, fast, 1.5, quiet, ()) == "gain"
+    assert verdict(False, same, 1.5, quiet, ()) == "gain"
+    assert verdict(False, same, 1.5, loud, ()).startswith("no gain")
+    assert "nothing to save" in verdict(False, slow, WORTH - 0.01, quiet, ())
+    assert verdict(True, same, 1.0, quiet, ()).startswith("noise")
 
 
 def test_break_even_by_a_straight_line(tiny):
@@ -169,10 +188,10 @@ def test_break_even_by_a_straight_line(tiny):
         spread = Spread(median=speedup, low=speedup, high=speedup)
         return dataclasses.replace(row, executed_share=share, speedup=spread)
 
-    crossing = _break_even("prefill", 2, "gathered", [at(0.8, 0.9), at(0.4, 1.3)])
+    crossing = _break_even("prefill", 2, "gathered", False, [at(0.8, 0.9), at(0.4, 1.3)])
     assert crossing.executed_share == pytest.approx(0.7)
-    never = _break_even("prefill", 2, "gathered", [at(0.4, 0.9), at(0.8, 0.8)])
-    always = _break_even("prefill", 2, "gathered", [at(0.4, 1.4), at(0.8, 1.1)])
+    never = _break_even("prefill", 2, "gathered", False, [at(0.4, 0.9), at(0.8, 0.8)])
+    always = _break_even("prefill", 2, "gathered", False, [at(0.4, 1.4), at(0.8, 1.1)])
     assert (never.executed_share, always.executed_share) == (None, None)
     assert never.words.startswith("never faster")
     assert always.words.startswith("faster at all shares")

@@ -1,7 +1,7 @@
 """`tokendepth benchmark`: what skipping saves in seconds, beside what FLOPs promise."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,13 +59,15 @@ class BenchmarkCommand:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         errors = Console(stderr=True, highlight=False)
         loaded = self._load(errors)
-        ids = None
+        ids, options = None, self.benchmark
+        if self.synthetic and not options.routers:
+            options = replace(options, routers=(False, True))
         if self.model is not None and (self.text.given() or is_run(self.model)):
             names, texts = self.text.texts([self.model])
             documents = tokenize_all(texts, loaded.tokenizer, names)
             ids = torch.tensor([one for document in documents for one in document.ids])
         with progress(errors, "timing", "comparisons") as on_progress:
-            result = benchmark_on(loaded, self.benchmark, ids=ids, on_progress=on_progress)
+            result = benchmark_on(loaded, options, ids=ids, on_progress=on_progress)
         finish(result, self.html, self.json)
         return 0
 

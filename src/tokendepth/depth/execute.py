@@ -2,6 +2,7 @@
 
 `dense` computes every row and keeps the old residual where a row is skipped: the specification.
 `gathered` computes the kept rows alone. `feed_forward` gathers for the feed-forward layer alone.
+`auto` takes one of these for each span, see `depth/auto.py`.
 
 Keys and values of skipped rows follow the cache's rule: under `all` they come from the residual at
 which the row stands still, under `kept` and `carried` they are not computed.
@@ -10,7 +11,7 @@ which the row stands still, under `kept` and `carried` they are not computed.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,7 +34,7 @@ block reads: `hidden`, or what the adapter made of it where the span injects."""
 SPREAD_FROM = 0.4
 """Of the rows of a sequence: with fewer queries, the masked kernel on them alone is faster."""
 
-ExecutorName = Literal["dense", "gathered", "feed_forward"]
+ExecutorName = Literal["dense", "gathered", "feed_forward", "auto"]
 
 
 def dense(
@@ -215,16 +216,11 @@ EXECUTORS: dict[ExecutorName, Executor] = {
 }
 
 
-def executor_named(name: str) -> Executor:
-    """The executor of that name.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    for known, executor in EXECUTORS.items():
-        if name == known:
-            return executor
-    raise ValueError(f"executor: got {name!r}; allowed are {', '.join(EXECUTORS)}")
+def check_executor(name: str) -> None:
+    """Raise a `ValueError` for an unknown name."""
+    allowed = get_args(ExecutorName)
+    if name not in allowed:
+        raise ValueError(f"executor: got {name!r}; allowed are {', '.join(allowed)}")
 
 
 def _add(state: Tensor, update: Tensor, gate: Tensor | None) -> Tensor:
@@ -287,6 +283,8 @@ def _attend_rows(
     assert store.keys is not None
     assert store.values is not None
     if spreads(rows, len(store.track), store.window, in_order=in_order):
+        assert store.keys is not None
+        assert store.values is not None
         context.padded_queries += rows.mask.numel() - rows.count
         mixed = block.attention.attend(rows.spread(queries), store.keys, store.values, None)
         return rows.gather(mixed)

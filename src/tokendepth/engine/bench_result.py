@@ -40,6 +40,8 @@ class BenchmarkRow:
     alpha: float | None
     """Of given decisions; None where the policy decided."""
     executor: str
+    routers: bool
+    """Whether something that multiplies decided, or was made to run before given decisions."""
     control: bool
     """The dense model against itself: what the speed-up of nothing looks like here."""
     seconds: Spread
@@ -72,16 +74,17 @@ class BreakEven:
     phase: Phase
     batch: int
     executor: str
+    routers: bool
     executed_share: float | None
     """Between two measured shares, by a straight line; None if all or none of them pay."""
     words: str
 
 
 def verdict(
-    executor: str, speedup: Spread, projected: float, noise: Spread, parts: Sequence[PartRow]
+    control: bool, speedup: Spread, projected: float, noise: Spread, parts: Sequence[PartRow]
 ) -> str:
     """Whether it is faster, and if not, why."""
-    if executor == "dense":
+    if control:
         return f"noise: the dense model against itself, {speedup.median:.3f}"
     least = max(WORTH, 1 + abs(noise.median - 1))
     if speedup.median > least and speedup.low > 1:
@@ -110,10 +113,10 @@ class Benchmark(Result):
     @property
     def break_even(self) -> tuple[BreakEven, ...]:
         """For each executor that was measured at several shares."""
-        groups: dict[tuple[Phase, int, str], list[BenchmarkRow]] = {}
+        groups: dict[tuple[Phase, int, str, bool], list[BenchmarkRow]] = {}
         for row in self.rows:
             if not row.control:
-                groups.setdefault((row.phase, row.batch, row.executor), []).append(row)
+                groups.setdefault((row.phase, row.batch, row.executor, row.routers), []).append(row)
         return tuple(_break_even(*key, rows) for key, rows in groups.items() if len(rows) > 1)
 
     def summary(self) -> dict[str, Any]:
@@ -158,7 +161,9 @@ class Benchmark(Result):
         return benchmark_page(self)
 
 
-def _break_even(phase: Phase, batch: int, executor: str, rows: Sequence[BenchmarkRow]) -> BreakEven:
+def _break_even(
+    phase: Phase, batch: int, executor: str, routers: bool, rows: Sequence[BenchmarkRow]
+) -> BreakEven:
     ordered = sorted(rows, key=lambda row: row.executed_share)
     shares = np.array([row.executed_share for row in ordered])
     gains = np.array([row.speedup.median - 1 for row in ordered])
@@ -173,4 +178,11 @@ def _break_even(phase: Phase, batch: int, executor: str, rows: Sequence[Benchmar
         words = f"never faster, down to {shares[0]:.2f}"
     else:
         words = f"faster at all shares, up to {shares[-1]:.2f}"
-    return BreakEven(phase=phase, batch=batch, executor=executor, executed_share=share, words=words)
+    return BreakEven(
+        phase=phase,
+        batch=batch,
+        executor=executor,
+        routers=routers,
+        executed_share=share,
+        words=words,
+    )

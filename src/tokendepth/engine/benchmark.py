@@ -15,9 +15,10 @@ from torch import Tensor
 
 from tokendepth.adapters.load import Loaded, load
 from tokendepth.depth.dense import Dense
-from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.depth.execute import ExecutorName, check_executor
 from tokendepth.engine.bench_result import Benchmark, BenchmarkRow, verdict
 from tokendepth.engine.breakdown import Profile, parts_of, profiled
+from tokendepth.engine.given import with_routers
 from tokendepth.engine.phases import DENSE, PHASES, Decisions, Phase, Work, given_plan, work
 from tokendepth.engine.timing import Spread, paired
 from tokendepth.models.config import DecoderConfig
@@ -28,6 +29,12 @@ LENGTH = 256
 """Tokens of a sequence, unless the model's positions are fewer."""
 GIVEN_ALPHA = 0.5
 """Where a policy skips nothing of itself and no `alpha` is given."""
+
+Name = tuple[str, bool]
+"""Executor, and whether routers run."""
+REFERENCE: Name = ("reference", False)
+CONTROL: Name = ("control", False)
+"""The dense model once more: what the speed-up of nothing looks like."""
 
 OnProgress = Callable[[int, int], None]
 """Told (comparisons done, comparisons in all)."""
@@ -43,11 +50,14 @@ class BenchmarkOptions:
     """Sequences at once."""
     length: int | None = None
     """Tokens of each sequence; 256 or the model's positions unless given."""
-    executor: tuple[ExecutorName, ...] = ("gathered", "feed_forward")
+    executor: tuple[ExecutorName, ...] = ("gathered", "feed_forward", "auto")
     """What is timed against the dense model."""
     alpha: tuple[float, ...] = ()
     """Given decisions: each token runs each routed span with this chance. Several show where
     sparse execution begins to pay. Without it the policy decides."""
+    routers: tuple[bool, ...] = ()
+    """Of given decisions: whether the routers of token-selective attention run before them; without
+    unless given, and both with random weights."""
     seconds: float = 5.0
     """Spent on the rounds of each comparison, at least 7 of them."""
     seed: int = 0
@@ -59,7 +69,7 @@ class BenchmarkOptions:
             if not getattr(self, name):
                 raise ValueError(f"{name}: got none; give at least one")
         for name in self.executor:
-            executor_named(name)
+            check_executor(name)
         for value in (*self.batch, 1 if self.length is None else self.length - 1):
             if value < 1:
                 raise ValueError(
@@ -202,64 +212,80 @@ def _compare(
 ) -> list[BenchmarkRow]:
     """One dense arm, the same once more as the measure of noise, and every executor."""
     device = ids.device
-    decisions = Decisions(routing=_routing(decoder))
-    if alpha is not None:
-        plan = given_plan(decoder, len(ids), ids.shape[1], alpha, options.seed)
-        decisions = Decisions(plan=plan)
-    works = {
-        "reference": work(phase, decoder, ids, DENSE),
-        "dense": work(phase, decoder, ids, DENSE),
+    decisions = _decisions(decoder, ids, alpha, options)
+    works: dict[Name, Work] = {
+        REFERENCE: work(phase, decoder, ids, DENSE),
+        CONTROL: work(phase, decoder, ids, DENSE),
     }
-    works |= {name: work(phase, decoder, ids, decisions.options(name)) for name in options.executor}
+    works |= {
+        (name, routers): work(phase, decoder, ids, given.options(name))
+        for routers, given in decisions.items()
+        for name in options.executor
+    }
     arms = {name: one.arm for name, one in works.items()}
     seconds = paired(arms, device, budget=options.seconds, seed=options.seed)
     profiles = {name: profiled(arm, decoder.config, device) for name, arm in arms.items()}
-    noise = Spread.of(seconds["reference"] / seconds["dense"])
+    noise = Spread.of(seconds[REFERENCE] / seconds[CONTROL])
     return [
-        _row(phase, alpha, ids, name, works, seconds, profiles, noise)
-        for name in ("dense", *options.executor)
+        _row(phase, alpha, ids, name, works, seconds, profiles, noise) for name in list(works)[1:]
     ]
+
+
+def _decisions(
+    decoder: Decoder, ids: Tensor, alpha: float | None, options: BenchmarkOptions
+) -> dict[bool, Decisions]:
+    """Where decisions come from, by whether routers run for them."""
+    if alpha is None:
+        decides = decoder.policy.flops(tokens=1, spans=1) > 0
+        return {decides: Decisions(routing=_routing(decoder))}
+    plan = given_plan(decoder, len(ids), ids.shape[1], alpha, options.seed)
+    ways = {
+        False: lambda: Decisions(plan=plan),
+        True: lambda: Decisions(policy=with_routers(decoder, plan, options.seed)),
+    }
+    return {routers: ways[routers]() for routers in options.routers or (False,)}
 
 
 def _row(
     phase: Phase,
     alpha: float | None,
     ids: Int[Tensor, "batch seq"],
-    name: str,
-    works: Mapping[str, Work],
-    seconds: Mapping[str, np.ndarray],
-    profiles: Mapping[str, Profile],
+    name: "Name",
+    works: Mapping["Name", Work],
+    seconds: Mapping["Name", np.ndarray],
+    profiles: Mapping["Name", Profile],
     noise: Spread,
 ) -> BenchmarkRow:
     """One arm against the reference."""
-    speedup = Spread.of(seconds["reference"] / seconds[name])
-    took, dense = Spread.of(seconds[name]), Spread.of(seconds["reference"])
+    speedup = Spread.of(seconds[REFERENCE] / seconds[name])
+    took, dense = Spread.of(seconds[name]), Spread.of(seconds[REFERENCE])
     cost = works[name].cost(False)
-    projected = works["reference"].cost(False).total_flops / cost.total_flops
+    projected = works[REFERENCE].cost(False).total_flops / cost.total_flops
     parts = parts_of(
         took.median,
         profiles[name],
         dense.median,
-        profiles["reference"],
-        lambda which, computed: works["reference" if which == "dense" else name].cost(computed),
+        profiles[REFERENCE],
+        lambda which, computed: works[REFERENCE if which == "dense" else name].cost(computed),
     )
     return BenchmarkRow(
         phase=phase,
         batch=len(ids),
         length=ids.shape[1],
         alpha=alpha,
-        executor=name,
-        control=name == "dense",
+        executor="dense" if name == CONTROL else name[0],
+        routers=name[1],
+        control=name == CONTROL,
         seconds=took,
         dense_seconds=dense.median,
         speedup=speedup,
         flops_speedup=projected,
         executed_share=cost.executed_share,
         peak_bytes=profiles[name].peak_bytes,
-        dense_peak_bytes=profiles["reference"].peak_bytes,
+        dense_peak_bytes=profiles[REFERENCE].peak_bytes,
         gathered_bytes=cost.gathered_bytes,
         rounds=len(seconds[name]),
-        verdict=verdict(name, speedup, projected, noise, parts),
+        verdict=verdict(name == CONTROL, speedup, projected, noise, parts),
         parts=parts,
     )
 

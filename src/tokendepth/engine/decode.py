@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokendepth.depth.base import Policy, check_routing
-from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.depth.execute import ExecutorName, check_executor
 from tokendepth.depth.limited import Limited
 from tokendepth.engine.sampling import Sampling, choose
 from tokendepth.errors import NonFiniteError
@@ -66,7 +66,7 @@ class GenerateOptions:
         if "" in self.stop:
             raise ValueError("stop: got an empty string, at which every text stops at once")
         self.sampling.check()
-        executor_named(self.executor)
+        check_executor(self.executor)
         if self.beams > 1 and (self.sampling.temperature > 0 or self.stop):
             raise ValueError(
                 "beams: beam search takes the most likely continuation; it goes with neither "

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
 
+from tokendepth.depth.base import Policy
 from tokendepth.depth.dense import Dense
 from tokendepth.depth.execute import ExecutorName
 from tokendepth.engine.timing import Arm
@@ -29,10 +30,17 @@ class Decisions:
 
     plan: Plan | None = None
     routing: str | None = None
+    policy: Policy | None = None
+    """Instead of the decoder's own."""
 
     def options(self, executor: ExecutorName) -> dict[str, Any]:
         """For `Decoder.forward`."""
-        return {"plan": self.plan, "routing": self.routing, "executor": executor}
+        return {
+            "plan": self.plan,
+            "routing": self.routing,
+            "policy": self.policy,
+            "executor": executor,
+        }
 
 
 DENSE: dict[str, Any] = {"policy": Dense(), "executor": "dense"}

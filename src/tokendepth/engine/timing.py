@@ -8,11 +8,13 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
+
+Name = TypeVar("Name")
 
 WARM_UP = 3
 """Runs of each arm before anything is timed, or more: a tenth of the budget goes to them."""
@@ -47,8 +49,8 @@ class Spread:
 
 
 def paired(
-    arms: Mapping[str, Arm], device: torch.device, *, budget: float, seed: int = 0
-) -> dict[str, Float[np.ndarray, " round"]]:
+    arms: Mapping[Name, Arm], device: torch.device, *, budget: float, seed: int = 0
+) -> dict[Name, Float[np.ndarray, " round"]]:
     """Seconds of each arm in each round.
 
     Args:
@@ -57,14 +59,14 @@ def paired(
         budget: seconds to spend on the rounds, at least `MIN_ROUNDS` of them.
         seed: of the order within rounds.
     """
-    first: dict[str, float] = {}
+    first: dict[Name, float] = {}
     warm, spent = 0, 0.0
     while warm < WARM_UP or (spent < 0.1 * budget and warm < MAX_ROUNDS):
         first = {name: timed(arm, device) for name, arm in arms.items()}
         warm, spent = warm + 1, spent + sum(first.values())
     rounds = int(min(max(budget / max(sum(first.values()), 1e-9), MIN_ROUNDS), MAX_ROUNDS))
     order = random.Random(seed)
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    seconds: dict[Name, list[float]] = {name: [] for name in arms}
     for _ in range(rounds):
         for name in order.sample(list(arms), k=len(arms)):
             seconds[name].append(timed(arms[name], device))

@@ -13,7 +13,7 @@ import torch
 
 from tokendepth.adapters.load import Loaded, load
 from tokendepth.depth.base import check_routing
-from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.depth.execute import ExecutorName, check_executor
 from tokendepth.errors import CausalityError
 from tokendepth.evaluation.causality import NEAR, PREFIXES, Causality, probe
 from tokendepth.evaluation.groups import TextFacts, by_position
@@ -43,6 +43,8 @@ class EvaluateOptions:
     """Tokens that the model reads at once; 512 or the model's positions unless given."""
     limit: int | None = None
     """Score at most so many tokens of each document."""
+    skip: int = 0
+    """Targets at the beginning of each passage that are not scored: the question of a task."""
     executor: ExecutorName = "dense"
     """How decisions are run; the answer is the same."""
     prefixes: tuple[int, ...] = PREFIXES
@@ -50,11 +52,13 @@ class EvaluateOptions:
 
     def check(self) -> None:
         """Raise a `ValueError` that names the first option out of its range."""
-        executor_named(self.executor)
+        check_executor(self.executor)
         for name in ("batch", "length", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: got {value}; it must be at least 1")
+        if self.skip < 0:
+            raise ValueError(f"skip: got {self.skip}; it must be at least 0")
 
 
 def evaluate(
@@ -114,7 +118,7 @@ def evaluate_documents(
     kept = [_cut(document, options.limit) for document in documents]
     _check_vocabulary(decoder, kept)
     length = _length(decoder, options)
-    given = list(passages(kept, length))
+    given = list(passages(kept, length, skip=options.skip))
     if not any(any(passage.scored) for passage in given):
         raise ValueError("texts: no token can be predicted; give a text of at least 2 tokens")
     names = _routings(decoder, options.routing)
@@ -220,7 +224,9 @@ def _row(
         causality=causality,
         loss=mean_over_tokens(scores.nats, scores.passage),
         bits_per_byte=float(scores.nats.sum()) / (math.log(2) * text.num_bytes(given)),
+        accuracy=float(scores.correct.mean()),
         executed_share=scores.cost.executed_share,
+        gates=scores.gates.gates(),
         flops_per_token=scores.cost.total_flops / scores.cost.tokens,
         dense_flops_per_token=scores.dense_cost.total_flops / scores.cost.tokens,
         num_near=int((scores.margin < NEAR).sum()) if told else None,

@@ -69,7 +69,12 @@ def _group(name: str, scores: TokenScores, chosen: np.ndarray) -> GroupRow:
         num_tokens=int(chosen.sum()),
         loss=float(scores.nats[chosen].mean()),
         executed_share=float(scores.executed[chosen].mean()) / scores.cost.layers,
+        alpha=_finite(float(scores.gate[chosen].mean())),
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 def _bucket_name(power: int) -> str:

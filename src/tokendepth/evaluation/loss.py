@@ -16,6 +16,7 @@ from torch import Tensor
 from tokendepth.depth.execute import ExecutorName
 from tokendepth.errors import NonFiniteError
 from tokendepth.evaluation.causality import nearest_margin
+from tokendepth.evaluation.gates import GateSums, gate_sums, mean_gate
 from tokendepth.evaluation.passages import Passage
 from tokendepth.models.cost import Ledger, dense_twin, ledger
 from tokendepth.models.decoder import Decoder, DecoderOutput
@@ -35,10 +36,15 @@ class TokenScores:
     position: Int[np.ndarray, " token"]
     """How many tokens of the passage the prediction had to go by, less one."""
     nats: Float[np.ndarray, " token"]
+    correct: Bool[np.ndarray, " token"]
+    """Whether the likeliest token was the right one."""
+    gate: Float[np.ndarray, " token"]
+    """Mean weight of its updates; NaN where decisions have none."""
     executed: Int[np.ndarray, " token"]
     """Block executions of the token that was read, on the way to the prediction."""
     margin: Float[np.ndarray, " token"]
     """Smallest distance of its decisions from their thresholds; infinite where none is told."""
+    gates: GateSums
     cost: Ledger
     dense_cost: Ledger
     """Of the same tokens with nothing skipped."""
@@ -67,6 +73,7 @@ def score(
     total = sum(len(passage.ids) - 1 for passage in given)
     parts: list[dict[str, np.ndarray]] = []
     costs: list[tuple[Ledger, Ledger]] = []
+    gates = GateSums()
     done = 0
     for start in range(0, len(given), batch):
         some = given[start : start + batch]
@@ -82,12 +89,14 @@ def score(
                 f"({output.logits.dtype}); evaluate in a wider --dtype"
             )
         parts.append(_columns(output, some, mask, targets, start))
+        gates += gate_sums(output)
         gathered = ledger(decoder, output, executor="gathered")
         costs.append((gathered, ledger(decoder, dense_twin(output.record))))
         done += int(mask.sum())
         on_progress(done, total)
     return TokenScores(
         **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
+        gates=gates,
         cost=reduce(Ledger.__add__, [cost for cost, _ in costs]),
         dense_cost=reduce(Ledger.__add__, [dense for _, dense in costs]),
     )
@@ -115,11 +124,12 @@ def _columns(
     start: int,
 ) -> dict[str, np.ndarray]:
     executed = output.executed.sum(-1)
-    margin = nearest_margin(output)
+    margin, gate = nearest_margin(output), mean_gate(output)
     rows = []
     for row, passage in enumerate(some):  # a row at a time: a vocabulary of floats is large
         there = mask[row]
         _, log_p = normalise(wide(output.logits[row][there]))
+        correct = log_p.argmax(dim=-1) == targets[row][there]
         nats = -log_p.gather(1, targets[row][there, None]).squeeze(1)
         scored = np.array(passage.scored)
         position = np.arange(len(scored))
@@ -129,6 +139,8 @@ def _columns(
                 "index": (passage.first - passage.num_repeated + 1 + position)[scored],
                 "position": position[scored],
                 "nats": nats.double().cpu().numpy()[scored],
+                "correct": correct.cpu().numpy()[scored],
+                "gate": gate[row][there.to(gate.device)].cpu().numpy()[scored],
                 "executed": executed[row][there].cpu().numpy()[scored],
                 "margin": margin[row][there].cpu().numpy()[scored],
             }

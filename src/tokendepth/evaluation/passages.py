@@ -22,8 +22,10 @@ class Passage:
     """Of the targets, `ids[1:]`: false for control tokens and for what is only repeated."""
 
 
-def passages(documents: Sequence[Document], length: int) -> Iterator[Passage]:
+def passages(documents: Sequence[Document], length: int, *, skip: int = 0) -> Iterator[Passage]:
     """Passages of `length` inputs; neighbours share one token, a target here and an input there.
+
+    The first `skip` targets of each passage are not scored: the question of a task.
 
     Raises:
         ValueError: a length below 1, or one that the prefix fills.
@@ -48,6 +50,7 @@ def passages(documents: Sequence[Document], length: int) -> Iterator[Passage]:
                 first=start,
                 ids=repeated + body,
                 num_repeated=len(repeated),
-                scored=(False,) * len(repeated) + tuple(not mark for mark in marks[1:]),
+                scored=(False,) * len(repeated)
+                + tuple(not mark and at >= skip for at, mark in enumerate(marks[1:])),
             )
             start = stop - 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokendepth.evaluation.causality import NEAR, Causality
+from tokendepth.evaluation.gates import Gates
 from tokendepth.measure.statistics import Estimate
 from tokendepth.result import Result
 from tokendepth.types import KeyValueRule, Routing
@@ -25,6 +26,8 @@ class GroupRow:
     loss: float
     """Nats a token."""
     executed_share: float
+    alpha: float | None
+    """Mean weight of the updates; None where decisions have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,11 @@ class RoutingRow:
     loss: Estimate
     """Nats a token; the interval resamples passages."""
     bits_per_byte: float
+    accuracy: float
+    """Share of tokens of which the likeliest prediction was right."""
     executed_share: float
+    gates: Gates | None
+    """How open the gates were; None where decisions have no weights."""
     flops_per_token: float
     """Of the decisions on the `gathered` executor, by the ledger."""
     dense_flops_per_token: float
@@ -85,8 +92,12 @@ class Evaluation(Result):
         raise ValueError(f"routing: got {routing!r}; evaluated were {there}")
 
     def summary(self) -> dict[str, Any]:
-        """Of the first routing; the loss of each under its name where there are several."""
+        """Of the first routing; the loss of each under its name where there are several.
+
+        `alpha` and `share_above_half` are of soft routing, where the policy has it.
+        """
         several = {f"loss_{row.routing}": row.loss.value for row in self.rows}
+        gates = next((row.gates for row in self.rows if row.routing == "soft"), None)
         return {
             "model": self.model,
             "policy": self.policy,
@@ -98,7 +109,9 @@ class Evaluation(Result):
             "bits_per_byte": self.main.bits_per_byte,
             "executed_share": self.main.executed_share,
             "causal": self.main.causality.causal,
+            "accuracy": self.main.accuracy,
             **(several if len(self.rows) > 1 else {}),
+            **({} if gates is None else _gate_summary(gates)),
         }
 
     def to_json(self) -> str:
@@ -131,3 +144,11 @@ class Evaluation(Result):
         from tokendepth.reporting.evaluation import evaluation_page
 
         return evaluation_page(self)
+
+
+def _gate_summary(gates: Gates) -> dict[str, float]:
+    return {
+        "alpha": gates.alpha,
+        "share_above_half": gates.share_above_half,
+        "token_layers_saved": gates.token_layers_saved,
+    }

@@ -98,12 +98,16 @@ def ledger(
         counting: `visible` pairs and tokens, or all that is `computed`.
 
     Raises:
-        ValueError: a call that goes on from a cache, without `before`.
+        ValueError: a call that goes on from a cache, without `before`; or `auto` for a call that
+            ran on another executor.
     """
     record = output if isinstance(output, Record) else output.record
     if before is None and bool((record.positions[record.mask] >= record.mask.shape[1]).any()):
         raise ValueError("before: the call had a cache; give cache.tracks taken before the call")
-    return _Count(decoder, record, executor or record.executor, before or {}, counting).run()
+    executor = executor or record.executor
+    if executor == "auto" and record.executor != "auto":
+        raise ValueError("executor: what auto would choose is known of a call that ran on it alone")
+    return _Count(decoder, record, executor, before or {}, counting).run()
 
 
 def dense_twin(record: Record) -> Record:
@@ -115,6 +119,7 @@ def dense_twin(record: Record) -> Record:
         checked_before=(),
         policy=None,
         executor="dense",
+        ran=("dense",) * len(record.schedule.spans),
     )
 
 
@@ -138,7 +143,8 @@ class _Count:
         before: Mapping[Key, Track],
         counting: Counting,
     ) -> None:
-        self.decoder, self.record, self.executor = decoder, record, executor
+        self.decoder, self.record = decoder, record
+        self.executor: ExecutorName = executor
         self.visible = counting == "visible"
         self.tracks: dict[Key, Track] = dict(before)
         self.flops: Counter[Line] = Counter()
@@ -159,7 +165,8 @@ class _Count:
                     self._check(index, rows)
             if span.inject and self.decoder.adapter is not None:
                 self.flops["adapter"] += self.rows * product_flops(self.decoder.adapter)
-            self._span(span, record.decisions[index], "run", self.flops)
+            ran = record.ran[index] if self.executor == "auto" else self.executor
+            self._span(span, record.decisions[index], "run", self.flops, ran)
         num_read = len(record.mask) if record.only_last else self.rows
         self.flops["head"] += num_read * self.head
         if record.policy is not None:
@@ -177,16 +184,22 @@ class _Count:
         spent: Counter[Line] = Counter()
         for index in self.record.schedule.coda:
             span = replace(self.record.schedule.spans[index], loop=before)
-            self._span(span, Decision(keep=rows), "check", spent)
+            ran: ExecutorName = "gathered" if self.executor == "auto" else self.executor
+            self._span(span, Decision(keep=rows), "check", spent, ran)
         spent["head"] += int(rows.sum()) * self.head
         self.flops["check"] += spent.total()
 
     def _span(
-        self, span: Span, decision: Decision, purpose: Purpose, flops: "Counter[Line]"
+        self,
+        span: Span,
+        decision: Decision,
+        purpose: Purpose,
+        flops: "Counter[Line]",
+        executor: ExecutorName,
     ) -> None:
         mask = self.record.mask
         running = Rows(kept_rows(decision, mask))
-        gathers = self.executor == "gathered" and running.count < mask.numel()
+        gathers = executor == "gathered" and running.count < mask.numel()
         moves = gathers and not (self.full and running.count == 0)
         if moves:
             self.moved += _moved_by_span(self.decoder, decision, self.record.gates, running.count)
@@ -204,7 +217,7 @@ class _Count:
                     self.moved += _moved_by_block(block, running.count, standing, first=first)
             else:
                 num_queries = num_inner = stored_rows = self.rows
-                if self.executor == "feed_forward" and decision.keep is not None:
+                if executor == "feed_forward" and decision.keep is not None:
                     num_inner = running.count
                     self.moved += 2 * 2 * num_inner * self.decoder.config.width
             pairs = self._pairs(block, index, span, running, purpose, gathers=gathers)

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from tokendepth.depth import auto
 from tokendepth.depth.base import Context, Policy, ReadOut, kept_rows, unread, unwatched
-from tokendepth.depth.execute import ExecutorName, executor_named
+from tokendepth.depth.execute import EXECUTORS, ExecutorName, check_executor
 from tokendepth.nn.block import Block
 from tokendepth.nn.cache import Memory
 from tokendepth.numerics import keyed_normal
@@ -34,8 +35,11 @@ class Walk:
         context: Context,
     ) -> None:
         self.decoder, self.policy = decoder, policy
+        check_executor(executor)
         self.executor_name: ExecutorName = executor
-        self.executor, self.context = executor_named(executor), context
+        self.context = context
+        self.ran: list[ExecutorName] = []
+        """What ran each span: with `auto` they may differ."""
         self.blocks: list[Block] = list(decoder.blocks)  # pyright: ignore[reportAttributeAccessIssue]
         self.replayed = (
             None
@@ -65,7 +69,10 @@ class Walk:
             with _WITH_GRAPH if span.grad else torch.no_grad():
                 entry = self.decoder.enter(hidden, self.embedded) if span.inject else hidden
                 decision = self._decide(index, hidden, entry)
-                hidden = self.executor(span, self._blocks(span), hidden, entry, decision, context)
+                name = self._executor(span, hidden, decision, context)
+                self.ran.append(name)
+                run = EXECUTORS[name]
+                hidden = run(span, self._blocks(span), hidden, entry, decision, context)
             self.decisions.append(decision)
             if context.forget:
                 context.cache.stores.clear()
@@ -77,6 +84,13 @@ class Walk:
 
     def _blocks(self, span: Span) -> list[Block]:
         return [self.blocks[index] for index in span.blocks]
+
+    def _executor(
+        self, span: Span, hidden: Tensor, decision: Decision, context: Context
+    ) -> ExecutorName:
+        if self.executor_name != "auto":
+            return self.executor_name
+        return auto.choose(span, self._blocks(span), hidden, decision, context)
 
     def _decide(self, index: int, hidden: Tensor, entry: Tensor) -> Decision:
         context, span = self.context, self.context.schedule.spans[index]
@@ -113,7 +127,8 @@ class Walk:
             context.span_index = index
             span = replace(context.schedule.spans[index], loop=before)
             decision = Decision(keep=marked)
-            hidden = self.executor(span, self._blocks(span), hidden, hidden, decision, context)
+            run = EXECUTORS[self._executor(span, hidden, decision, context)]
+            hidden = run(span, self._blocks(span), hidden, hidden, decision, context)
         self.context.padded_queries = context.padded_queries
         self.checked.append(marked)
         self.checked_before.append(before)
@@ -147,6 +162,7 @@ class Walk:
             checked_before=tuple(self.checked_before),
             policy=self.policy if self.replayed is None else None,
             executor=self.executor_name,
+            ran=tuple(self.ran),
             only_last=only_last,
             read_out=self.policy.read_out,
         )
@@ -169,6 +185,8 @@ class Record:
     policy: Policy | None
     """Who decided; None where a plan was replayed."""
     executor: ExecutorName
+    ran: tuple[ExecutorName, ...]
+    """What ran each span."""
     only_last: bool = False
     """The last token of each row alone was read out."""
     read_out: ReadOut | None = None

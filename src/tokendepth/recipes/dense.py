@@ -16,7 +16,7 @@ def dense_tiny() -> Recipe:
     """
     return Recipe(
         recipe="dense_tiny",
-        decoder=_gpt(width=32, blocks=2, heads=2, window=64, dropout=0.1),
+        decoder=gpt(width=32, blocks=2, heads=2, window=64, dropout=0.1),
         schedule=stack(2),
         optimizer=OptimizerConfig(learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=10),
         window=64,
@@ -40,7 +40,7 @@ def dense_shakespeare() -> Recipe:
     """
     return Recipe(
         recipe="dense_shakespeare",
-        decoder=_gpt(width=256, blocks=6, heads=8, window=128, dropout=0.1),
+        decoder=gpt(width=256, blocks=6, heads=8, window=128, dropout=0.1),
         schedule=stack(6),
         initial=Initial(matrices=None),
         window=128,
@@ -58,7 +58,7 @@ def dense_shakespeare_small() -> Recipe:
     """
     return Recipe(
         recipe="dense_shakespeare_small",
-        decoder=_gpt(width=128, blocks=6, heads=4, window=128, dropout=0.1),
+        decoder=gpt(width=128, blocks=6, heads=4, window=128, dropout=0.1),
         schedule=stack(6),
         initial=Initial(matrices=None),
         optimizer=OptimizerConfig(learning_rate=1e-3, final_learning_rate=1e-4, warmup_steps=50),
@@ -78,7 +78,7 @@ def nanogpt_shakespeare_cpu() -> Recipe:
     """
     return Recipe(
         recipe="nanogpt_shakespeare_cpu",
-        decoder=_gpt(width=128, blocks=4, heads=4, window=64, dropout=0.0, feed_forward_bias=False),
+        decoder=gpt(width=128, blocks=4, heads=4, window=64, dropout=0.0, feed_forward_bias=False),
         schedule=stack(4),
         split=Split(train=0.9, validation=0.1, test=0.0),
         optimizer=OptimizerConfig(
@@ -95,7 +95,7 @@ def nanogpt_shakespeare_cpu() -> Recipe:
     )
 
 
-def _gpt(
+def gpt(
     *,
     width: int,
     blocks: int,

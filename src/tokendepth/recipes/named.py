@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tokendepth.configs import imported, nearest
-from tokendepth.recipes import dense
+from tokendepth.recipes import dense, token_selective
 from tokendepth.training.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -13,6 +13,20 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         dense.dense_shakespeare,
         dense.dense_shakespeare_small,
         dense.nanogpt_shakespeare_cpu,
+        token_selective.dense_copy,
+        token_selective.dense_copy_small,
+        token_selective.dense_sort,
+        token_selective.dense_sort_small,
+        token_selective.tsa_shakespeare,
+        token_selective.tsa_shakespeare_small,
+        token_selective.tsa_shakespeare_published,
+        token_selective.tsa_shakespeare_published_small,
+        token_selective.tsa_copy,
+        token_selective.tsa_copy_small,
+        token_selective.tsa_copy_published,
+        token_selective.tsa_sort,
+        token_selective.tsa_sort_small,
+        token_selective.tsa_sort_published,
     )
 }
 """The recipes that have a name: the one place to add a new one."""

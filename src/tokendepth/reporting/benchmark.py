@@ -24,18 +24,20 @@ def speed_grid(result: Benchmark, caption: str = SPEED) -> Grid:
     return Grid(
         title=f"{result.model}, {result.policy}: speed against the dense model",
         columns=(
-            "phase", "executor", "batch", "alpha", "executed share", "dense", "time",
+            "phase", "executor", "routers", "batch", "alpha", "executed share", "dense", "time",
             "measured", "quartiles", "projected", "peak", "dense peak", "verdict",
         ),
-        num_left=2,
+        num_left=3,
         narrow=(
-            "phase", "executor", "batch", "alpha", "executed share", "measured", "projected",
+            "phase", "executor", "routers", "batch", "alpha", "executed share", "measured",
+            "projected",
         ),
         caption=caption,
         rows=[
             (
                 row.phase,
                 row.executor,
+                _routers(row.routers),
                 str(row.batch),
                 "-" if row.alpha is None else f"{row.alpha:g}",
                 f"{row.executed_share:.3f}",
@@ -76,7 +78,7 @@ def parts_grid(result: Benchmark) -> Grid:
         rows=[
             (
                 row.phase,
-                row.executor,
+                _executor(row),
                 part.part,
                 str(row.batch),
                 "-" if row.alpha is None else f"{row.alpha:g}",
@@ -97,9 +99,12 @@ def break_even_grid(result: Benchmark) -> Grid:
     """Where sparse execution begins to pay."""
     return Grid(
         title="Break-even",
-        columns=("phase", "executor", "executed share", "batch"),
-        num_left=3,
-        rows=[(one.phase, one.executor, one.words, str(one.batch)) for one in result.break_even],
+        columns=("phase", "executor", "routers", "executed share", "batch"),
+        num_left=4,
+        rows=[
+            (one.phase, one.executor, _routers(one.routers), one.words, str(one.batch))
+            for one in result.break_even
+        ],
     )
 
 
@@ -154,9 +159,17 @@ def benchmark_page(result: Benchmark) -> str:
     )
 
 
+def _routers(there: bool) -> str:
+    return "run" if there else "-"
+
+
+def _executor(row: BenchmarkRow) -> str:
+    return f"{row.executor}, routers" if row.routers else row.executor
+
+
 def _name(row: BenchmarkRow) -> str:
     given = "" if row.alpha is None else f", alpha {row.alpha:g}"
-    return f"{row.phase}, batch {row.batch}, {row.executor}{given}"
+    return f"{row.phase}, batch {row.batch}, {_executor(row)}{given}"
 
 
 def _bytes(number: int | None) -> str:

@@ -40,13 +40,41 @@ def routing_grid(result: Evaluation) -> Grid:
     )  # fmt: skip
 
 
+def gate_grid(result: Evaluation) -> Grid:
+    """How open the gates were under each routing that has some."""
+    tenths = [f"{low / 10:.1f}" for low in range(10)]
+    return Grid(
+        title="Gates: weights of updates, 1 - p",
+        columns=("routing", "alpha", "p above 0.5", "token-layers saved", *tenths),
+        caption="Alpha is the mean weight; the last columns are the share of weights from that "
+        "tenth on. Saved counts every update by its weight: nothing is saved before hard routing.",
+        rows=[
+            (
+                row.routing,
+                f"{row.gates.alpha:.3f}",
+                f"{row.gates.share_above_half:.3f}",
+                f"{row.gates.token_layers_saved:.3f}",
+                *(f"{share:.3f}" for share in row.gates.histogram),
+            )
+            for row in result.rows
+            if row.gates is not None
+        ],
+    )
+
+
 def group_grid(title: str, first: str, rows: tuple[GroupRow, ...]) -> Grid:
     """Loss and depth by token type or position."""
     return Grid(
         title=title,
-        columns=(first, "tokens", "loss (nats)", "executed share"),
+        columns=(first, "tokens", "loss (nats)", "executed share", "alpha"),
         rows=[
-            (row.group, f"{row.num_tokens:,}", f"{row.loss:.4f}", f"{row.executed_share:.3f}")
+            (
+                row.group,
+                f"{row.num_tokens:,}",
+                f"{row.loss:.4f}",
+                f"{row.executed_share:.3f}",
+                "-" if row.alpha is None else f"{row.alpha:.3f}",
+            )
             for row in rows
         ],
     )
@@ -108,6 +136,7 @@ def evaluation_page(result: Evaluation) -> str:
         figure=evaluation_figure(result),
         grids=[
             routing_grid(result),
+            *([gate_grid(result)] if any(row.gates for row in result.rows) else []),
             group_grid("By type of the predicted token", "type", main.by_type),
             group_grid("By tokens read before", "tokens read before", main.by_position),
         ],

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from tokendepth.configs import nearest
 from tokendepth.text.documents import check_text, read_text
 from tokendepth.text.fetch import NAMED_TEXTS, fetched
+from tokendepth.text.tasks import TASKS
 
 Part = Literal["train", "validation", "test", "all"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -163,5 +164,13 @@ def _named(name: str) -> Callable[[Callable[[str], None]], tuple[str, ...]]:
     return parts
 
 
-CORPORA = {"pydoc": _pydoc, **{name: _named(name) for name in NAMED_TEXTS}}
+def _task(name: str) -> Callable[[Callable[[str], None]], tuple[str, ...]]:
+    return lambda say: TASKS[name].parts()
+
+
+CORPORA = {
+    "pydoc": _pydoc,
+    **{name: _named(name) for name in NAMED_TEXTS},
+    **{name: _task(name) for name in TASKS},
+}
 """Each name and what makes its parts: one text, or train, validation and test."""

@@ -27,13 +27,20 @@ class Windows:
         batch: windows in a batch.
         order: see above.
         seed: of the order.
+        skip: targets at the beginning of each window that are not learned.
 
     Raises:
         ValueError: a text shorter than one window and its last target.
     """
 
     def __init__(
-        self, ids: Int[np.ndarray, " token"], length: int, batch: int, order: Order, seed: int
+        self,
+        ids: Int[np.ndarray, " token"],
+        length: int,
+        batch: int,
+        order: Order,
+        seed: int,
+        skip: int = 0,
     ) -> None:
         if len(ids) < length + 1:
             raise ValueError(
@@ -41,6 +48,7 @@ class Windows:
                 "and its last target; take a longer text or a smaller window"
             )
         self.ids, self.length, self.batch, self.order, self.seed = ids, length, batch, order, seed
+        self.skip = skip
         self.num_windows = -(-(len(ids) - 1) // length)
         """That tile the text."""
         self._epoch: tuple[int, np.ndarray] | None = None
@@ -61,10 +69,12 @@ class Windows:
         places = starts[:, None] + np.arange(self.length + 1)
         valid = places[:, 1:] < len(self.ids)
         rows = torch.from_numpy(self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64))
+        learned = valid & (np.arange(self.length) >= self.skip) if self.skip else None
         return Batch(
             inputs=rows[:, :-1],
             targets=rows[:, 1:],
             valid=torch.from_numpy(valid),
+            learned=None if learned is None else torch.from_numpy(learned),
             row_keys=number * self.batch + torch.arange(self.batch),
         )
 

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from tokendepth.configs import Family, nearest
+from tokendepth.configs import nearest
 from tokendepth.depth.execute import ExecutorName
 from tokendepth.models.decoder import Decoder, DecoderOutput
 from tokendepth.numerics import wide
@@ -30,6 +30,8 @@ class Batch:
     targets: Int[Tensor, "batch seq"]
     valid: Bool[Tensor, "batch seq"]
     """False past the end of a window that is shorter than the others."""
+    learned: Bool[Tensor, "batch seq"] | None = None
+    """Targets that losses count, where these are not all valid ones."""
     row_keys: Int[Tensor, " batch"]
     """Number of each window in the order of training, for keyed draws."""
 
@@ -44,6 +46,7 @@ class Batch:
             inputs=self.inputs.to(device),
             targets=self.targets.to(device),
             valid=self.valid.to(device),
+            learned=None if self.learned is None else self.learned.to(device),
             row_keys=self.row_keys.to(device),
         )
 
@@ -87,7 +90,7 @@ class Losses:
 
 @runtime_checkable
 class Objective(Protocol):
-    """A frozen dataclass whose name stands in `OBJECTIVES`, or a user's own by dotted path."""
+    """A frozen dataclass named in `training/registry.py`, or a user's own by dotted path."""
 
     def __call__(self, decoder: Decoder, batch: Batch, state: TrainState) -> Losses:
         """The losses of a micro-batch; the decoder is in training mode."""
@@ -125,10 +128,18 @@ class CrossEntropy:
 
 
 def cross_entropy(logits: Float[Tensor, "batch seq vocab"], batch: Batch) -> Float[Tensor, ""]:
-    """Of the valid targets, summed, in float32 at least."""
+    """Of the valid targets, summed, in float32 at least.
+
+    Where only some of them are learned, their mean stands for all, so that a price on anything else
+    weighs as much whatever the task's question is.
+    """
     flat = wide(logits.flatten(0, 1))
-    targets = batch.targets.masked_fill(~batch.valid, -100).flatten()
-    return functional.cross_entropy(flat, targets, reduction="sum", ignore_index=-100)
+    learned = batch.valid if batch.learned is None else batch.learned
+    targets = batch.targets.masked_fill(~learned, -100).flatten()
+    total = functional.cross_entropy(flat, targets, reduction="sum", ignore_index=-100)
+    if batch.learned is None:
+        return total
+    return total * batch.valid.sum() / learned.sum().clamp_min(1)
 
 
 def weighted_penalties(
@@ -152,7 +163,3 @@ def weighted_penalties(
         name: weights[name] * wide(value).masked_fill(~batch.valid, 0.0).sum()
         for name, value in given.items()
     }
-
-
-OBJECTIVES = Family(what="objective", members=(CrossEntropy,))
-"""The objectives that have a name: the one place to add a new one."""

@@ -15,8 +15,9 @@ from tokendepth.models.saved import ModelConfig
 from tokendepth.text.corpora import Split
 from tokendepth.training.data import Order
 from tokendepth.training.initial import Initial
-from tokendepth.training.objective import OBJECTIVES, CrossEntropy, Objective
+from tokendepth.training.objective import CrossEntropy, Objective
 from tokendepth.training.optimise import OptimizerConfig
+from tokendepth.training.registry import OBJECTIVES
 from tokendepth.types import Schedule
 
 FAMILIES: Families = {PolicyConfig: POLICIES, Objective: OBJECTIVES}
@@ -43,6 +44,8 @@ class Recipe:
     """Tokens that the model reads at once."""
     order: Order = "shuffled"
     """Windows that tile the text, or begin anywhere in it."""
+    skip: int = 0
+    """Targets at the beginning of each window that are not learned: the question of a task."""
     batch: int
     """Windows in a micro-batch."""
     accumulate: int = 1
@@ -65,7 +68,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         least = {"window": 1, "batch": 1, "accumulate": 1, "steps": 1, "checkpoint_every": 1}
-        least |= {"evaluate_every": 0, "evaluate_batch": 1, "seed": 0}
+        least |= {"evaluate_every": 0, "skip": 0, "evaluate_batch": 1, "seed": 0}
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
                 raise ValueError(
@@ -73,6 +76,10 @@ class Recipe:
                 )
         if self.evaluate_tokens is not None and self.evaluate_tokens < 1:
             raise ValueError(f"evaluate_tokens: got {self.evaluate_tokens}; it must be at least 1")
+        if self.skip >= self.window:
+            raise ValueError(
+                f"skip: got {self.skip}; a window of {self.window} tokens must keep a target"
+            )
         limit = self.decoder.max_positions
         if limit is not None and self.window > limit:
             raise ValueError(

@@ -127,6 +127,7 @@ class _Texts:
             recipe.batch,
             recipe.order,
             recipe.seed,
+            recipe.skip,
         )
         ids = encode_text(tokenizer, corpus.validation)
         if recipe.evaluate_tokens is not None:
@@ -186,7 +187,7 @@ def _fit(run: Run, texts: _Texts, live: Live, options: TrainOptions) -> Trained:
 def _validation(live: Live, document: Document, recipe: Recipe) -> dict[str, float]:
     """Loss and executed share under each routing, on a full fixed pass."""
     live.decoder.eval()
-    given = list(passages([document], recipe.window))
+    given = list(passages([document], recipe.window, skip=recipe.skip))
     told: dict[str, float] = {}
     routings = sorted(live.decoder.policy.routings, key=lambda name: name != "hard")
     for number, routing in enumerate(routings):
@@ -194,6 +195,8 @@ def _validation(live: Live, document: Document, recipe: Recipe) -> dict[str, flo
         end = "" if number == 0 else f"_{routing}"
         told[f"validation_loss{end}"] = float(np.mean(scores.nats))
         told[f"validation_executed_share{end}"] = scores.cost.executed_share
+        if recipe.skip:
+            told[f"validation_accuracy{end}"] = float(np.mean(scores.correct))
     return told
 
 

@@ -1,0 +1,7 @@
+"""The objectives that have a name: the one place to add a new one."""
+
+from tokendepth.configs import Family
+from tokendepth.training.budget import Budgeted
+from tokendepth.training.objective import CrossEntropy
+
+OBJECTIVES = Family(what="objective", members=(CrossEntropy, Budgeted))

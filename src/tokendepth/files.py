@@ -1,14 +1,16 @@
 """Files: written so that a crash or a full disk never leaves half of one, checked, and cached."""
 
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_cache_path
 
-from tokendepth.errors import FetchError
+from tokendepth.errors import DamagedError, FetchError
 
 
 def cache_folder() -> Path:
@@ -74,3 +76,37 @@ def sync(path: Path) -> None:
 def rename(old: Path, new: Path) -> None:
     """Give a file or folder another name, at once or not at all."""
     old.rename(new)
+
+
+def read_json(file: Path, what: str) -> dict[str, Any]:
+    """An object from a JSON file.
+
+    Raises:
+        ValueError: no such file.
+        DamagedError: it is cut or no JSON object.
+    """
+    if not file.is_file():
+        raise ValueError(f"{what}: there is no {file}")
+    try:
+        given = json.loads(file.read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{file} is damaged: {error}. Take another copy of it.") from error
+    if not isinstance(given, dict):
+        raise DamagedError(f"{file} is damaged: it holds no object")
+    return given
+
+
+def without_format(given: dict[str, Any], known: int, what: str) -> dict[str, Any]:
+    """The object without its format.
+
+    Raises:
+        ValueError: no format, or a newer one.
+    """
+    if not isinstance(given.get("format"), int):
+        raise ValueError(f"{what}: format is missing; it was not written by tokendepth")
+    if given["format"] > known:
+        raise ValueError(
+            f"{what}: format {given['format']} is newer than {known}, the newest that this "
+            "version reads; update tokendepth"
+        )
+    return {name: value for name, value in given.items() if name != "format"}

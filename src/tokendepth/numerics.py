@@ -4,6 +4,7 @@ Every sum over the vocabulary runs in float32 (float64 for float64 models), what
 the model: in half precision a sum over 50,000 small terms loses the digits a threshold needs.
 """
 
+import hashlib
 import time
 
 import torch
@@ -132,6 +133,11 @@ def _seconds(dtype: torch.dtype, device: torch.device, size: int, repeats: int) 
         (matrix @ matrix).sum().item()
         times.append(time.perf_counter() - started)
     return min(times[1:])
+
+
+def derived_seed(seed: int, purpose: str) -> int:
+    """A seed of its own for each purpose, so that no two streams of a run are the same draws."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:8]) >> 1
 
 
 def keyed_uniform(seed: int, *keys: Tensor) -> Float[Tensor, "*batch"]:

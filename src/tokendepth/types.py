@@ -5,7 +5,7 @@ Axis names in shapes mean the same everywhere: `batch` rows of a call, `seq` pos
 `span` spans of a schedule, `visit` block executions in schedule order, `state` visits + 1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -18,6 +18,8 @@ Routing = Literal["soft", "hard", "hard_soft"]
 KeyValueRule = Literal["all", "kept", "carried"]
 Start = Literal["hidden", "zeros", "normal"]
 Gates = Literal["update", "span"]
+OnProgress = Callable[[int, int], None]
+"""Told (units done, units in all) from time to time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokendepth.cli.main import main
+from tests.cli.commands import last
 
 TEXT = "The question is: that the thing is done, to be or not to be?\n" * 3
 
@@ -22,20 +22,6 @@ def folder(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     yield here
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        code = main([str(one) for one in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-def last(out):
-    return json.loads(out.splitlines()[-1])
 
 
 def test_evaluate(run, model_folder, folder):

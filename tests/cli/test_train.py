@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli.commands import last
 from tests.training.toys import TEXT
 from tokendepth.cli.main import main
 from tokendepth.training.run import locked, open_run
@@ -31,24 +32,10 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        code = main([str(one) for one in arguments])
-        out, err = capsys.readouterr()
-        return code, out, " ".join(err.split())
-
-    return call
-
-
-@pytest.fixture
 def trained(run, folder):
     """A run of ten steps, in runs/one."""
     assert run("train", TINY, "--data", "text.txt", "--out", "runs/one")[0] == 0
     return folder / "runs" / "one"
-
-
-def last(out):
-    return json.loads(out.splitlines()[-1])
 
 
 def test_train_evaluate_benchmark_and_compare(run, folder):
@@ -73,8 +60,9 @@ def test_train_evaluate_benchmark_and_compare(run, folder):
     assert code == 0
     assert last(out)["policy"] == "UpdateGate"
     runs = sorted(str(one) for one in (folder / "runs").iterdir())
-    code, out, _ = run("compare", *runs, "--length", 16, "--seconds", 0.01, "--timed-length", 8)
-    assert code == 0
+    timing = ("--seconds", 0.01, "--timed-length", 8)
+    code, out, err = run("compare", *runs, "--length", 16, *timing)
+    assert code == 0, err
     line = last(out)
     assert line["baseline"] == "tiny steps=4"
     assert [row["seed"] for row in line["rows"]] == [0, 1, 0, 1]
@@ -270,3 +258,39 @@ def test_one_of_your_own_as_the_docs_have_it(folder):
     line = last(done.stdout)
     assert {"loss_soft", "loss_hard"} <= set(line)
     assert line["causal"] is True
+
+
+def test_compare_takes_no_text_that_one_of_the_runs_has_learned(run, folder):
+    given = ("--data", "text.txt", "--steps", 2)
+    run("train", TINY, *given, "--out", "one")
+    run("train", TINY, *given, "--seed", 1, "--set", "split.train=0.9", "split.validation=0.1",
+        "split.test=0.0", "--out", "two")  # fmt: skip
+    code, _, err = run("compare", "one", "two", "--seconds", 0.01)
+    assert code == 2
+    assert "two was trained on another text, or on another part of it, than one" in err
+    assert "--file" in err
+    code, _, _ = run("compare", "one", "two", "--file", "text.txt", "--seconds", 0.01)
+    assert code == 0
+
+
+def test_compare_refuses_two_runs_that_would_be_one(run, folder):
+    for out in ("one", "two"):
+        run("train", TINY, "--data", "text.txt", "--steps", 2, "--out", out)
+    code, _, err = run("compare", "one", "two", "--seconds", 0.01)
+    assert code == 2
+    assert "one and two are both" in err
+    assert "seed 0" in err
+
+
+def test_a_run_is_read_as_it_was_trained(run, trained):
+    plain = last(run("evaluate", trained, "--data", "text.txt")[1])
+    given = last(run("evaluate", trained, "--data", "text.txt", "--length", 16)[1])
+    longer = last(run("evaluate", trained, "--data", "text.txt", "--length", 40)[1])
+    assert plain["loss"] == given["loss"] != longer["loss"]
+
+
+def test_sizes_are_for_a_synthetic_model_alone(run, trained):
+    code, _, err = run("benchmark", trained, "--width", 64)
+    assert code == 2
+    assert "width:" in err
+    assert "give it with --synthetic alone" in err

@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(live, tmp_path):
         try:
             save_checkpoint(tmp_path, live)
         except OSError as error:
-            words = ("could not be written", "Make room and resume", "one before is unchanged")
+            words = ("could not be written", "Make room, and resume", "one before is unchanged")
             os._exit(0 if all(word in str(error) for word in words) else 3)
         os._exit(4)
 
@@ -196,9 +196,25 @@ def test_another_shape_is_refused(live, tmp_path):
 
 def test_another_optimizer_is_refused(live, tmp_path):
     folder = save_checkpoint(tmp_path, live)
-    saved.write_tensors(folder / "optimizer.safetensors", {"no.weight/exp_avg": torch.zeros(3)})
-    with pytest.raises(ValueError, match=r"has no.weight/exp_avg of shape \(3,\)"):
-        restore(folder, live)
+    memory = read_tensors(folder / "optimizer.safetensors")
+    first = min(memory)
+    other = {**memory, "no.weight/exp_avg": memory[first]}
+    flat = {**memory, first: torch.tensor(0.5)}
+    changes = (
+        (
+            {"no.weight/exp_avg" if key == first else key: other[key] for key in memory},
+            "has no.wei",
+        ),
+        ({**flat}, r"of shape \(\)"),
+        (
+            {key: value for key, value in memory.items() if key != first},
+            r"holds \d+ tensors, state",
+        ),
+    )
+    for change, said in changes:
+        saved.write_tensors(folder / "optimizer.safetensors", change)
+        with pytest.raises(ValueError, match=said):
+            restore(folder, live)
 
 
 def test_a_full_disk_ends_the_run_and_room_lets_it_go_on(text, tmp_path, monkeypatch):

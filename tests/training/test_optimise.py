@@ -9,6 +9,7 @@ import torch
 from tests.training.toys import Noisy, noisy, tiny
 from tokendepth import DecoderConfig, Dense, NonFiniteError, stack
 from tokendepth.depth.base import Policy
+from tokendepth.depth.dense import DenseConfig
 from tokendepth.training.data import Windows
 from tokendepth.training.initial import Initial
 from tokendepth.training.loop import Hooks, Training, fit, one_step
@@ -274,6 +275,8 @@ def test_bfloat16_keeps_weights_and_loss_in_float32(ids):
     [
         ("learning_rate", 0.0, "learning_rate: got 0.0; it must be above 0"),
         ("final_learning_rate", -1.0, "final_learning_rate: got -1.0"),
+        ("final_learning_rate", 1.0, "final_learning_rate: got 1.0, above the learning_rate"),
+        ("decay_steps", 0, "decay_steps: got 0; it must be at least 1"),
         ("warmup_steps", -1, "warmup_steps: got -1"),
         ("clip", 0.0, "clip: got 0.0; it must be above 0"),
         ("betas", (0.9, 1.0), "betas: got"),
@@ -286,3 +289,16 @@ def test_an_optimizer_setting_out_of_range_is_named(field, value, said):
 
 def test_the_objective_is_the_recipes_own(ids):
     assert isinstance(noisy().objective, Noisy)
+
+
+def test_a_policy_with_weights_leaves_the_decoders_as_they_are_without_it():
+    plain, gated = noisy(), noisy()
+    plain = dataclasses.replace(plain, policy=DenseConfig(), objective=CrossEntropy())
+    one, two = (made.initial.build(made.model, 5) for made in (plain, gated))
+    assert sum(1 for _ in two.policy.parameters()) > 0
+    theirs = dict(two.named_parameters())
+    for name, weight in one.named_parameters():
+        assert torch.equal(weight, theirs[name]), name
+    assert not torch.equal(
+        one.embedding.weight, plain.initial.build(plain.model, 6).embedding.weight
+    )

@@ -58,4 +58,5 @@ def tiny(**changes) -> Recipe:
 
 def noisy(**changes) -> Recipe:
     """The same with everything that draws."""
-    return tiny(policy=GateConfig(shift=-0.5), objective=Noisy(penalty=0.1), **changes)
+    given = {"recipe": "noisy", "policy": GateConfig(shift=-0.5), "objective": Noisy(penalty=0.1)}
+    return tiny(**(given | changes))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import torch
 
 import tokendepth
 from tokendepth.comparison.compare import CompareOptions, Entrant, compare_entrants
+from tokendepth.comparison.groups import name_groups, origin
 from tokendepth.comparison.result import ComparedRun, Comparison
-from tokendepth.comparison.runs import group_and_seed
 from tokendepth.comparison.scores import FILE
 from tokendepth.evaluation.evaluate import EvaluateOptions
 from tokendepth.measure.statistics import mean_of_pairs
@@ -155,6 +156,27 @@ def test_wrong_use_is_named(llama, tmp_path):
     with pytest.raises(ValueError, match="dense-1 reads other tokens than dense-0"):
         compare_entrants([two[0], other], OPTIONS, data="text")
     with pytest.raises(ValueError, match="has no config.json"):
-        group_and_seed(tmp_path)
-    (tmp_path / "config.json").write_text('{"recipe": "tiny", "seed": 3, "steps": 5}')
-    assert group_and_seed(tmp_path) == ("tiny", 3)
+        origin(tmp_path)
+
+
+def run_of(folder, name, fingerprint="f", **config):
+    (folder / name).mkdir()
+    (folder / name / "config.json").write_text(json.dumps({"recipe": "tiny"} | config))
+    (folder / name / "manifest.json").write_text(json.dumps({"fingerprint": fingerprint}))
+    return origin(folder / name)
+
+
+def test_a_group_is_what_differs_in_its_seed_alone(tmp_path):
+    def named(*made):
+        return name_groups(list(made))
+
+    make = partial(run_of, tmp_path)
+    first = make("a", seed=0, steps=5)
+    assert (first.label, first.seed) == ("tiny", 0)
+    saves = make("b", seed=1, steps=5, checkpoint_every=9, changes=["checkpoint_every=9"])
+    longer = make("c", seed=0, steps=7, changes=["steps=7"])
+    edited = make("d", seed=0, steps=5, policy={"kind": "dense", "width": 3})
+    elsewhere = make("e", "g", seed=0, steps=5)
+    assert named(first, saves, longer) == ["tiny", "tiny", "tiny steps=7"]
+    assert named(edited, first) == ["tiny policy.kind=dense policy.width=3", "tiny"]
+    assert named(first, elsewhere) == ["tiny text=f", "tiny text=g"]

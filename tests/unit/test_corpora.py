@@ -92,6 +92,8 @@ def test_files_and_patterns(places):
     assert corpus.part("all") == "beeay"
     with pytest.raises(ValueError, match="no file fits 'z"):
         file_texts(["z*"])
+    with pytest.raises(ValueError, match=r"file: .*a\.txt is named twice"):
+        open_corpus(["*.txt", str(places / "a.txt")])
 
 
 def test_a_file_named_as_a_corpus_is_the_file(places):
@@ -236,6 +238,8 @@ class FakePart(dict):
         ({"train": {"text": ["a", "b\n"]}}, "o/n", ("a\nb\n",)),
         ({"train": {"body": ["a"]}, "valid": {"body": ["b"]}, "test": {"body": ["c"]}}, "o/n#body",
          ("a\n", "b\n", "c\n")),
+        ({"train": {"text": ["0123456789" * 2]}, "test": {"text": ["c"]}}, "o/n",
+         ("0123456789012345678", "9\n", "c\n")),
     ],
 )  # fmt: skip
 def test_hub_sets_become_parts(monkeypatch, loaded, name, expected):
@@ -255,6 +259,40 @@ def test_hub_sets_become_parts(monkeypatch, loaded, name, expected):
     with pytest.raises(ValueError, match="has no column 'none'"):
         hub.hub_parts("o/n:config#none")
     assert asked[-1] == ("o/n", "config")
+
+
+def test_a_hub_set_without_a_train_part_is_refused(monkeypatch):
+    import types
+
+    from tokendepth.text import hub
+
+    fake = types.SimpleNamespace(load_dataset=lambda *given: {"test": FakePart(text=["a"])})
+    monkeypatch.setattr(hub, "import_module", lambda _: fake)
+    with pytest.raises(ValueError, match="o/n has no train part; it has test"):
+        hub.hub_parts("o/n")
+
+
+@pytest.mark.parametrize("member", ["", "inside"])
+def test_a_connection_that_ends_early_leaves_nothing(tmp_path, places, member):
+    class Early(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            self.wfile.write(SONG.encode())
+
+        def log_message(self, *given):
+            pass
+
+    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Early)
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{served.server_address[1]}/"
+    unknown = text_file(address, sha256=None, beginning=SONG[:5], member=member)
+    with pytest.raises(FetchError, match="neither at .* nor could it be fetched"):
+        fetched(unknown)
+    assert not list((places / "cache" / "texts").iterdir())
+    served.shutdown()
+    served.server_close()
 
 
 def test_the_module_of_fetching_has_no_hash_that_is_made_up():

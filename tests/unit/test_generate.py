@@ -382,8 +382,7 @@ def test_a_stop_token_is_no_part_of_the_text(tokenizer):
 
 def _spelled(tokenizer, new):
     """As the tokenizer decodes them; ids that it has no token for stand as numbers."""
-    known = lambda one: one < len(tokenizer)  # noqa: E731
-    runs = itertools.groupby(new, known)
+    runs = itertools.groupby(new, len(tokenizer).__gt__)
     return "".join(
         tokenizer.decode(list(run)) if there else "".join(f"<{one}>" for one in run)
         for there, run in runs

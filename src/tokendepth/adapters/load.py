@@ -17,6 +17,7 @@ from tokendepth.adapters.decoder import DecoderView
 from tokendepth.adapters.huggingface import Parts, find_view
 from tokendepth.adapters.view import View
 from tokendepth.errors import FetchError
+from tokendepth.files import read_json
 from tokendepth.models.convert import from_transformers
 from tokendepth.models.decoder import Decoder
 from tokendepth.models.named import NAMED_MODELS, Say, named_folder
@@ -35,6 +36,10 @@ class Loaded:
     model: nn.Module
     tokenizer: Any
     parts: Parts = field(default_factory=Parts)
+    window: int | None = None
+    """Tokens that a run was trained to read at once; None for models from elsewhere."""
+    skip: int = 0
+    """Targets at the beginning of each window that a run was not taught."""
 
     @cached_property
     def view(self) -> View:
@@ -132,6 +137,7 @@ def load(
         model=model.to(on_device).eval(),
         tokenizer=tokenizer,
         parts=parts or Parts(),
+        **_reading(Path(source)),
     )
 
 
@@ -148,6 +154,14 @@ def hash_weights(model: nn.Module) -> str:
 def _saved(folder: Path) -> Path | None:
     """Where a folder of ours keeps its model: a run in its newest checkpoint."""
     return folder if (folder / MODEL_FILE).is_file() else newest_checkpoint(folder)
+
+
+def _reading(folder: Path) -> dict[str, int]:
+    """How a run reads its text, as its recipe says."""
+    if not (folder / "manifest.json").is_file():
+        return {}
+    recipe = read_json(folder / "config.json", "run")
+    return {name: recipe[name] for name in ("window", "skip") if name in recipe}
 
 
 def _tokenizer_of(folder: Path) -> Any:

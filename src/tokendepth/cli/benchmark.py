@@ -9,7 +9,7 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
 from tokendepth.cli.documents import TextOptions, is_run
-from tokendepth.cli.map import quiet_transformers
+from tokendepth.cli.place import Place
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
 from tokendepth.engine.benchmark import BenchmarkOptions
@@ -26,20 +26,17 @@ class BenchmarkCommand:
     """A run, a name of `tokendepth list`, a folder, or a hub name; none with --synthetic."""
     synthetic: bool = False
     """Random weights of --width and --layers instead, with given decisions."""
-    width: int = 256
-    """Of the synthetic model."""
-    layers: int = 6
-    """Of the synthetic model."""
-    vocab: int = 65
-    """Of the synthetic model."""
+    width: int | None = None
+    """Of the synthetic model; 256 unless given."""
+    layers: int | None = None
+    """Of the synthetic model; 6 unless given."""
+    vocab: int | None = None
+    """Of the synthetic model; 65 unless given."""
     text: Annotated[TextOptions, OmitArgPrefixes] = field(default_factory=TextOptions)
     benchmark: Annotated[BenchmarkOptions, OmitArgPrefixes] = field(
         default_factory=BenchmarkOptions
     )
-    dtype: str = "float32"
-    """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:N or mps."""
+    place: Annotated[Place, OmitArgPrefixes] = field(default_factory=Place)
     html: Path | None = None
     """Where to write the page; none unless given."""
     json: Path | None = None
@@ -72,7 +69,7 @@ class BenchmarkCommand:
         return 0
 
     def _load(self, errors: Console) -> "Loaded":
-        from tokendepth.adapters.load import Loaded, load
+        from tokendepth.adapters.load import Loaded
         from tokendepth.engine.benchmark import synthetic
         from tokendepth.numerics import resolve_device, resolve_dtype
 
@@ -82,20 +79,20 @@ class BenchmarkCommand:
                 "  tokendepth benchmark smollm2 --alpha 0.5\n"
                 "  tokendepth benchmark --synthetic --width 256 --layers 6 --alpha 0.726"
             )
+        for name in ("width", "layers", "vocab"):
+            if self.model is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}: {self.model} has its own; give it with --synthetic alone"
+                )
         if self.model is not None:
-            quiet_transformers()
-            return load(
-                self.model,
-                self.dtype,
-                self.device,
-                say=lambda message: errors.print(message, markup=False),
-            )
+            return self.place.load(self.model, errors)
         if self.text.given():
             raise ValueError("file: a synthetic model has no tokenizer; leave --file out")
-        device = resolve_device(self.device)
-        decoder = synthetic(self.width, self.layers, self.vocab, self.benchmark.seed)
+        device = resolve_device(self.place.device)
+        width, layers = self.width or 256, self.layers or 6
+        decoder = synthetic(width, layers, self.vocab or 65, self.benchmark.seed)
         return Loaded(
-            title=f"random weights, width {self.width}, {self.layers} layers",
-            model=decoder.to(device, resolve_dtype(self.dtype, device)),
+            title=f"random weights, width {width}, {layers} layers",
+            model=decoder.to(device, resolve_dtype(self.place.dtype, device)),
             tokenizer=None,
         )

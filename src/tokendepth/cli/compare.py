@@ -8,7 +8,7 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
 from tokendepth.cli.documents import TextOptions
-from tokendepth.cli.map import quiet_transformers
+from tokendepth.cli.place import quiet_transformers
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
 from tokendepth.comparison.compare import CompareOptions

@@ -8,7 +8,7 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
 from tokendepth.cli.documents import TextOptions
-from tokendepth.cli.map import quiet_transformers
+from tokendepth.cli.place import Place
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
 from tokendepth.evaluation.evaluate import EvaluateOptions
@@ -22,10 +22,7 @@ class EvaluateCommand:
     """A run, a name of `tokendepth list`, a folder, or a hub name."""
     text: Annotated[TextOptions, OmitArgPrefixes] = field(default_factory=TextOptions)
     evaluate: Annotated[EvaluateOptions, OmitArgPrefixes] = field(default_factory=EvaluateOptions)
-    dtype: str = "float32"
-    """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:N or mps."""
+    place: Annotated[Place, OmitArgPrefixes] = field(default_factory=Place)
     html: Path | None = None
     """Where to write the page; none unless given."""
     json: Path | None = None
@@ -33,20 +30,13 @@ class EvaluateCommand:
 
     def run(self) -> int:
         """Evaluate, print and write. Returns the exit code."""
-        from tokendepth.adapters.load import load
         from tokendepth.evaluation.evaluate import evaluate
 
         self.evaluate.check()
         check_outputs(self.html, self.json)
         errors = Console(stderr=True, highlight=False)
         names, texts = self.text.texts([self.model], lambda told: errors.print(told, markup=False))
-        quiet_transformers()
-        loaded = load(
-            self.model,
-            self.dtype,
-            self.device,
-            say=lambda message: errors.print(message, markup=False),
-        )
+        loaded = self.place.load(self.model, errors)
         with progress(errors, "evaluating", "tokens") as on_progress:
             result = evaluate(
                 texts, loaded, names=names, on_progress=on_progress, **vars(self.evaluate)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional
 
-from tokendepth.cli.map import quiet_transformers
+from tokendepth.cli.place import Place
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import check_outputs, finish
 from tokendepth.engine.decode import GenerateOptions
@@ -31,10 +31,7 @@ class GenerateCommand:
     chat: bool = False
     """Wrap each prompt in the model's chat template, as a message of the user."""
     generate: Annotated[GenerateOptions, OmitArgPrefixes] = field(default_factory=GenerateOptions)
-    dtype: str = "float32"
-    """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:N or mps."""
+    place: Annotated[Place, OmitArgPrefixes] = field(default_factory=Place)
     html: Path | None = None
     """Where to write a page with texts, depths and confidences; none unless given."""
     json: Path | None = None
@@ -42,19 +39,11 @@ class GenerateCommand:
 
     def run(self) -> int:
         """Generate, print and write. Returns the exit code."""
-        from tokendepth.adapters.load import load
-
         prompts = self._prompts()
         self.generate.check(len(prompts))
         check_outputs(self.html, self.json)
         errors = Console(stderr=True, highlight=False)
-        quiet_transformers()
-        loaded = load(
-            self.model,
-            self.dtype,
-            self.device,
-            say=lambda message: errors.print(message, markup=False),
-        )
+        loaded = self.place.load(self.model, errors)
         result = self._generated(prompts, loaded, errors)
         finish(result, self.html, self.json)
         return 0

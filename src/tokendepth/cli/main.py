@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ArithmeticError, RuntimeError, MemoryError) as error:
         return _say(error, code=1)
     except KeyboardInterrupt:
-        print("interrupted; nothing had been finished", file=sys.stderr)
+        print("interrupted; what had been saved until then is kept", file=sys.stderr)
         return 130
 
 

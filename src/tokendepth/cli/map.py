@@ -13,6 +13,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from tokendepth.adapters.huggingface import Parts
 from tokendepth.cli.documents import TextOptions
+from tokendepth.cli.place import Place
 from tokendepth.cli.progress import progress
 from tokendepth.measure.mapping import MapOptions
 
@@ -30,10 +31,7 @@ class MapCommand:
     model: str = "smollm2"
     """A name of `tokendepth list`, a folder, or a hub name such as openai-community/gpt2."""
     measure: Annotated[MapOptions, OmitArgPrefixes] = field(default_factory=MapOptions)
-    dtype: str = "float32"
-    """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:N or mps."""
+    place: Annotated[Place, OmitArgPrefixes] = field(default_factory=Place)
     html: Path | None = None
     """Where to write the page; in this folder, named after text and options, unless given."""
     jsonl: Path | None = None
@@ -42,7 +40,6 @@ class MapCommand:
 
     def run(self) -> int:
         """Map, print and write. Returns the exit code."""
-        from tokendepth.adapters.load import load
         from tokendepth.files import check_writable
         from tokendepth.measure.mapping import MapInterrupted, map
 
@@ -53,14 +50,7 @@ class MapCommand:
         check_writable(html, "html")
         check_writable(jsonl, "jsonl")
         errors = Console(stderr=True, highlight=False)
-        quiet_transformers()
-        loaded = load(
-            self.model,
-            self.dtype,
-            self.device,
-            parts=self.parts,
-            say=lambda message: errors.print(message, markup=False),
-        )
+        loaded = self.place.load(self.model, errors, self.parts)
         code, partial = 0, jsonl.with_name(f"{jsonl.name}.partial")
         try:
             with progress(errors, "mapping", "tokens") as on_progress:
@@ -117,19 +107,11 @@ class MapCommand:
 
     def _outputs(self, texts: list[str]) -> tuple[Path, Path]:
         """Absolute paths. The default name tells apart texts, models and options."""
-        what = repr((texts, self.model, self.dtype, astuple(self.measure)))
+        what = repr((texts, self.model, self.place.dtype, astuple(self.measure)))
         stem = f"depth-map-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
         html = (self.html or Path(f"{stem}.html")).expanduser().resolve()
         jsonl = self.jsonl or html.with_suffix(".jsonl")
         return html, jsonl.expanduser().resolve()
-
-
-def quiet_transformers() -> None:
-    """Keep bars and advice of transformers off the terminal; errors are raised all the same."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
 
 
 def _show(result: "DepthMap", html: Path) -> None:

@@ -9,7 +9,7 @@ from tyro.conf import OmitArgPrefixes
 
 from tokendepth.adapters.huggingface import Parts
 from tokendepth.cli.documents import TextOptions
-from tokendepth.cli.map import quiet_transformers
+from tokendepth.cli.place import Place
 from tokendepth.cli.progress import progress
 from tokendepth.cli.results import finish
 from tokendepth.measure.transport_options import TransportOptions
@@ -25,15 +25,11 @@ class TransportCommand:
     out: Path = Path("transport")
     """Folder for the page, the result and what a second call goes on from."""
     measure: Annotated[TransportOptions, OmitArgPrefixes] = field(default_factory=TransportOptions)
-    dtype: str = "float32"
-    """float32, bfloat16, float16, float64, or auto: what a short measurement finds faster."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:N or mps."""
+    place: Annotated[Place, OmitArgPrefixes] = field(default_factory=Place)
     parts: Parts = field(default_factory=Parts)
 
     def run(self) -> int:
         """Measure, print and write. Returns the exit code."""
-        from tokendepth.adapters.load import load
         from tokendepth.measure.transport import TransportInterrupted, transport
 
         self.measure.check()
@@ -42,14 +38,7 @@ class TransportCommand:
             raise ValueError(f"out: {out} is a file; name a folder")
         errors = Console(stderr=True, highlight=False)
         names, texts = self.text.texts([self.model], lambda told: errors.print(told, markup=False))
-        quiet_transformers()
-        loaded = load(
-            self.model,
-            self.dtype,
-            self.device,
-            parts=self.parts,
-            say=lambda message: errors.print(message, markup=False),
-        )
+        loaded = self.place.load(self.model, errors, self.parts)
         code = 0
         try:
             with (

@@ -14,9 +14,9 @@ from tokendepth.comparison.scores import Score, scored
 from tokendepth.depth.dense import Dense
 from tokendepth.engine.phases import DENSE, work
 from tokendepth.engine.timing import paired
-from tokendepth.evaluation.evaluate import EvaluateOptions
-from tokendepth.evaluation.loss import OnProgress
+from tokendepth.evaluation.evaluate import EvaluateOptions, reading_of
 from tokendepth.text.documents import Document
+from tokendepth.types import OnProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,7 @@ def compare_entrants(
                 f"runs: {entrant.name} reads other tokens than {names[0]}, so their losses cannot "
                 "be compared; name the text with --file or --data, and runs with one tokenizer"
             )
+    options = dataclasses.replace(options, score=_same_reading(entrants, options.score))
     scores = [
         scored(one.loaded, one.documents, _score_options(one, options), one.folder, on_progress)
         for one in entrants
@@ -103,6 +104,16 @@ def compare_entrants(
             "weights_sha256": {one.name: one.loaded.weights_hash for one in entrants},
             **dataclasses.asdict(options),
         },
+    )
+
+
+def _same_reading(entrants: Sequence[Entrant], options: EvaluateOptions) -> EvaluateOptions:
+    """One length and skip for all: the shortest window, and the most that one was not taught."""
+    read = [reading_of(entrant.loaded, options) for entrant in entrants]
+    return dataclasses.replace(
+        options,
+        length=min(one.length for one in read if one.length is not None),
+        skip=max(one.skip or 0 for one in read),
     )
 
 

@@ -1,15 +1,16 @@
 """Who takes part in a comparison: a run with its group and seed, or any other model."""
 
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokendepth.adapters.load import load
 from tokendepth.comparison.compare import CompareOptions, Entrant, compare_entrants
+from tokendepth.comparison.groups import name_groups, origin
 from tokendepth.comparison.result import Comparison
-from tokendepth.evaluation.loss import OnProgress
 from tokendepth.text.documents import Document, tokenize_all
+from tokendepth.types import OnProgress
 
 
 def compare(
@@ -37,18 +38,44 @@ def compare(
     """
     given = CompareOptions(**options)
     given.check()
-    made = [
-        entrant(str(run), lambda tokenizer: tokenize_all(texts, tokenizer, names), device)
-        for run in runs
-    ]
+    made = _in_groups(
+        [
+            entrant(str(run), lambda tokenizer: tokenize_all(texts, tokenizer, names), device)
+            for run in runs
+        ]
+    )
     data = ", ".join(document.name for document in made[0].documents) if made else ""
     return compare_entrants(made, given, data=data, on_progress=on_progress)
+
+
+def _in_groups(entrants: Sequence[Entrant]) -> list[Entrant]:
+    """The same, each run with the name of its group and its seed.
+
+    Raises:
+        ValueError: two runs of one group and seed: only one could be paired.
+    """
+    origins = {one.folder: origin(one.folder) for one in entrants if one.folder is not None}
+    groups = dict(zip(origins, name_groups(list(origins.values())), strict=True))
+    seen: dict[tuple[str, int | None], str] = {}
+    made = []
+    for one in entrants:
+        if one.folder is not None:
+            pair = groups[one.folder], origins[one.folder].seed
+            if pair in seen:
+                raise ValueError(
+                    f"runs: {seen[pair]} and {one.name} are both {pair[0]} with seed {pair[1]}; "
+                    "leave one of them out, or train it with another seed"
+                )
+            seen[pair] = one.name
+            one = replace(one, group=pair[0], seed=pair[1])
+        made.append(one)
+    return made
 
 
 def entrant(
     name: str, documents: Callable[[Any], Sequence[Document]], device: str | None = None
 ) -> Entrant:
-    """A model by run folder, name or hub name, with the text as its tokens.
+    """A model by run folder, name or hub name, with the text as its tokens; in no group yet.
 
     Args:
         name: what `load` takes.
@@ -59,26 +86,6 @@ def entrant(
     folder = Path(name).expanduser()
     if not (folder / "manifest.json").is_file():
         return Entrant(name=name, loaded=loaded, documents=documents(loaded.tokenizer))
-    group, seed = group_and_seed(folder)
     return Entrant(
-        name=folder.name,
-        loaded=loaded,
-        documents=documents(loaded.tokenizer),
-        folder=folder,
-        group=group,
-        seed=seed,
+        name=folder.name, loaded=loaded, documents=documents(loaded.tokenizer), folder=folder
     )
-
-
-def group_and_seed(folder: Path) -> tuple[str, int | None]:
-    """Of a run folder: its recipe with what was changed in it, the seed apart, and the seed.
-
-    Raises:
-        ValueError: a folder without a config.
-    """
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ValueError(f"runs: {folder} has no config.json; name a folder that `train` has made")
-    config = json.loads(file.read_text())
-    label = config.get("recipe") or folder.name
-    return " ".join([str(label), *config.get("changes", [])]), config.get("seed")

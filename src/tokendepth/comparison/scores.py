@@ -10,9 +10,9 @@ from pathlib import Path
 from tokendepth import __version__
 from tokendepth.adapters.load import Loaded, hash_weights
 from tokendepth.evaluation.evaluate import EvaluateOptions, evaluate_documents
-from tokendepth.evaluation.loss import OnProgress
 from tokendepth.files import write_aside
 from tokendepth.text.documents import Document
+from tokendepth.types import OnProgress
 
 FILE = "comparison.json"
 
@@ -76,6 +76,7 @@ def _key(loaded: Loaded, documents: Sequence[Document], options: EvaluateOptions
         __version__,
         hash_weights(loaded.decoder),
         f"{type(policy).__module__}.{type(policy).__qualname__} {sorted(settings.items())}",
+        repr(policy.config),
         repr(loaded.decoder.schedule),
         repr(loaded.decoder.config),
         [document.ids for document in documents],

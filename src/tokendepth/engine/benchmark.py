@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tokendepth.engine.timing import Spread, paired
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.decoder import Decoder
 from tokendepth.text.documents import tokenize
+from tokendepth.types import OnProgress
 
 LENGTH = 256
 """Tokens of a sequence, unless the model's positions are fewer."""
@@ -35,9 +36,6 @@ Name = tuple[str, bool]
 REFERENCE: Name = ("reference", False)
 CONTROL: Name = ("control", False)
 """The dense model once more: what the speed-up of nothing looks like."""
-
-OnProgress = Callable[[int, int], None]
-"""Told (comparisons done, comparisons in all)."""
 
 
 @dataclass(frozen=True, kw_only=True)

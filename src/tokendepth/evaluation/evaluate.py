@@ -17,13 +17,13 @@ from tokendepth.depth.execute import ExecutorName, check_executor
 from tokendepth.errors import CausalityError
 from tokendepth.evaluation.causality import NEAR, PREFIXES, Causality, probe
 from tokendepth.evaluation.groups import TextFacts, by_position
-from tokendepth.evaluation.loss import OnProgress, TokenScores, score
+from tokendepth.evaluation.loss import TokenScores, score
 from tokendepth.evaluation.passages import Passage, passages
 from tokendepth.evaluation.result import Evaluation, RoutingRow
 from tokendepth.measure.statistics import mean_over_tokens
 from tokendepth.models.decoder import Decoder
 from tokendepth.text.documents import Document, tokenize_all
-from tokendepth.types import Routing
+from tokendepth.types import OnProgress, Routing
 
 LENGTH = 512
 """Inputs of a passage, unless the model's positions are fewer."""
@@ -40,11 +40,13 @@ class EvaluateOptions:
     batch: int = 8
     """Passages in one forward pass; changes nothing but speed and memory."""
     length: int | None = None
-    """Tokens that the model reads at once; 512 or the model's positions unless given."""
+    """Tokens that the model reads at once; a run's own window, else 512 or the model's positions,
+    unless given."""
     limit: int | None = None
     """Score at most so many tokens of each document."""
-    skip: int = 0
-    """Targets at the beginning of each passage that are not scored: the question of a task."""
+    skip: int | None = None
+    """Targets at the beginning of each passage that are not scored, such as the question of a task;
+    those that a run was not taught unless given."""
     executor: ExecutorName = "dense"
     """How decisions are run; the answer is the same."""
     prefixes: tuple[int, ...] = PREFIXES
@@ -57,7 +59,7 @@ class EvaluateOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: got {value}; it must be at least 1")
-        if self.skip < 0:
+        if self.skip is not None and self.skip < 0:
             raise ValueError(f"skip: got {self.skip}; it must be at least 0")
 
 
@@ -117,8 +119,8 @@ def evaluate_documents(
     decoder = loaded.decoder
     kept = [_cut(document, options.limit) for document in documents]
     _check_vocabulary(decoder, kept)
-    length = _length(decoder, options)
-    given = list(passages(kept, length, skip=options.skip))
+    options = reading_of(loaded, options)
+    given = list(passages(kept, options.length or LENGTH, skip=options.skip or 0))
     if not any(any(passage.scored) for passage in given):
         raise ValueError("texts: no token can be predicted; give a text of at least 2 tokens")
     names = _routings(decoder, options.routing)
@@ -147,7 +149,6 @@ def evaluate_documents(
         measured={
             **loaded.facts(),
             **dataclasses.asdict(options),
-            "length": length,
             "documents": len(kept),
             "passages": len(given),
             "data_sha256": _fingerprint(kept),
@@ -155,11 +156,20 @@ def evaluate_documents(
     )
 
 
-def _length(decoder: Decoder, options: EvaluateOptions) -> int:
-    limit = decoder.config.max_positions
+def reading_of(loaded: Loaded, options: EvaluateOptions) -> EvaluateOptions:
+    """The options with the length and skip that are meant where none are given.
+
+    Raises:
+        ValueError: a length beyond the model's positions.
+    """
+    limit = loaded.decoder.config.max_positions
     if limit is not None and options.length is not None and options.length > limit:
         raise ValueError(f"length: got {options.length}; the model has {limit} positions")
-    return options.length or min(limit or LENGTH, LENGTH)
+    return dataclasses.replace(
+        options,
+        length=options.length or loaded.window or min(limit or LENGTH, LENGTH),
+        skip=loaded.skip if options.skip is None else options.skip,
+    )
 
 
 def _cut(document: Document, limit: int | None) -> Document:

@@ -4,7 +4,7 @@ A token's loss does not depend on the batch it is in, beyond the rounding of pro
 shape; sums run in float64, in the order of the text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -21,9 +21,7 @@ from tokendepth.evaluation.passages import Passage
 from tokendepth.models.cost import Ledger, dense_twin, ledger
 from tokendepth.models.decoder import Decoder, DecoderOutput
 from tokendepth.numerics import all_finite, normalise, wide
-
-OnProgress = Callable[[int, int], None]
-"""Told (tokens done, tokens in all) after each batch."""
+from tokendepth.types import OnProgress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Measure the settling depth of every token: texts to windows, windows to readings, to a result."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,10 @@ from tokendepth.measure.settling import (
 from tokendepth.text.documents import Document, Window, tokenize_all, windows
 from tokendepth.text.pieces import Pieces
 from tokendepth.text.token_types import token_type
+from tokendepth.types import OnProgress
 
 STATE_BYTES = 256 * 2**20
 """States held at a time, unless a single window needs more."""
-
-OnProgress = Callable[[int, int], None]
-"""Told (tokens done, tokens in all) after each batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +18,7 @@ from tokendepth.configs import Families, read, write
 from tokendepth.depth.base import PolicyConfig
 from tokendepth.depth.registry import POLICIES
 from tokendepth.errors import DamagedError
+from tokendepth.files import read_json, without_format
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.decoder import Decoder
 from tokendepth.types import Schedule
@@ -183,37 +183,3 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except SafetensorError as error:
         raise DamagedError(f"{file} is damaged: {error}. Take another copy of it.") from error
-
-
-def read_json(file: Path, what: str) -> dict[str, Any]:
-    """An object from a JSON file.
-
-    Raises:
-        ValueError: no such file.
-        DamagedError: it is cut or no JSON object.
-    """
-    if not file.is_file():
-        raise ValueError(f"{what}: there is no {file}")
-    try:
-        given = json.loads(file.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{file} is damaged: {error}. Take another copy of it.") from error
-    if not isinstance(given, dict):
-        raise DamagedError(f"{file} is damaged: it holds no object")
-    return given
-
-
-def without_format(given: dict[str, Any], known: int, what: str) -> dict[str, Any]:
-    """The object without its format.
-
-    Raises:
-        ValueError: no format, or a newer one.
-    """
-    if not isinstance(given.get("format"), int):
-        raise ValueError(f"{what}: format is missing; it was not written by tokendepth")
-    if given["format"] > known:
-        raise ValueError(
-            f"{what}: format {given['format']} is newer than {known}, the newest that this "
-            "version reads; update tokendepth"
-        )
-    return {name: value for name, value in given.items() if name != "format"}

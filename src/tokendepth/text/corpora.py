@@ -134,7 +134,16 @@ def file_texts(given: Sequence[str | Path]) -> list[tuple[str, str]]:
         if not fits:
             raise ValueError(f"file: no file fits {one!r}; quote the pattern and look at the path")
         paths += fits
+    _check_distinct(paths)
     return [(str(path), read_text(path)) for path in paths]
+
+
+def _check_distinct(paths: Sequence[Path]) -> None:
+    """Raise a `ValueError` for a file named twice: a part could hold what another holds."""
+    whole = [path.resolve() for path in paths]
+    twice = sorted(str(path) for path in set(whole) if whole.count(path) > 1)
+    if twice:
+        raise ValueError(f"file: {twice[0]} is named twice; name each file once")
 
 
 def cut(text: str, split: Split) -> tuple[str, str, str]:

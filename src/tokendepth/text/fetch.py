@@ -14,6 +14,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -124,7 +125,7 @@ def fetched(file: TextFile, say: Callable[[str], None] = lambda _: None) -> str:
             _download(file, got)
             text = _checked(file, got)
             got.replace(kept)
-    except (OSError, zipfile.BadZipFile, KeyError) as error:
+    except (OSError, HTTPException, zipfile.BadZipFile, KeyError) as error:
         if isinstance(error, HTTPError):
             error.close()
         places = ", ".join(str(place) for place in (*_given_places(file), kept))
@@ -167,6 +168,9 @@ def _download(file: TextFile, into: Path) -> None:
         if not file.member:
             with into.open("wb") as stream:
                 shutil.copyfileobj(answer, stream)
+            announced, got = answer.headers.get("Content-Length"), into.stat().st_size
+            if announced is not None and int(announced) != got:
+                raise OSError(f"the connection ended after {got} of {announced} bytes")
             return
         archive = zipfile.ZipFile(io.BytesIO(answer.read()))
     with archive.open(file.member) as member, into.open("wb") as stream:

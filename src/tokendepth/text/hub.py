@@ -1,5 +1,6 @@
 """Data sets of the hub as text in parts; needs the `data` extra."""
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -7,13 +8,15 @@ _PARTS = (("train",), ("validation", "valid", "dev"), ("test",))
 
 
 def hub_parts(name: str) -> tuple[str, ...]:
-    """The text of a data set: one part, or train, validation and test where it has all three.
+    """The text of a data set: its train part alone, or train, validation and test.
+
+    Where one of the last two is missing, the last tenth of the train part stands for it.
 
     Args:
         name: `owner/name`, `owner/name:config`, with `#column` where texts are not under `text`.
 
     Raises:
-        ValueError: the extra is not installed, or the data set has no such column.
+        ValueError: the extra is not installed, or the data set has no such column or no train part.
     """
     try:
         datasets: Any = import_module("datasets")
@@ -33,10 +36,21 @@ def hub_parts(name: str) -> tuple[str, ...]:
                 f"data: {path} has no column {column!r}; it has {', '.join(part.column_names)}; "
                 f"name one as hub:{path}#COLUMN"
             )
-    texts = ["".join(_line(one) for one in part[column]) for part in found if part is not None]
-    if not texts:
+    if found[0] is None:
         raise ValueError(f"data: {path} has no train part; it has {', '.join(loaded)}")
-    return tuple(texts) if len(texts) == 3 else ("".join(texts),)
+    texts = [None if part is None else _joined(part[column]) for part in found]
+    train, others = texts[0] or "", texts[1:]
+    if others == [None, None]:
+        return (train,)
+    for number, other in enumerate(others):
+        if other is None:
+            kept = len(train) - len(train) // 10
+            train, others[number] = train[:kept], train[kept:]
+    return (train, *(other or "" for other in others))
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "".join(_line(text) for text in texts)
 
 
 def _line(text: str) -> str:

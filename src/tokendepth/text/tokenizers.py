@@ -12,8 +12,7 @@ from typing import Any, SupportsInt
 import numpy as np
 from jaxtyping import Int
 
-from tokendepth.errors import DamagedError
-from tokendepth.files import write_aside
+from tokendepth.files import read_json, without_format, write_aside
 
 FILE, FORMAT = "tokendepth.json", 1
 
@@ -168,18 +167,10 @@ def load_tokenizer(folder: Path) -> Any:
     file = folder / FILE
     if not file.is_file():
         return _from_transformers(str(folder))
-    try:
-        given = json.loads(file.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{file} is damaged: {error}. Take another copy of it.") from error
-    wanted = {"format", "kind"} | ({"characters"} if given.get("kind") == "characters" else set())
+    given = without_format(read_json(file, "tokenizer"), FORMAT, "tokenizer")
+    wanted = {"kind"} | ({"characters"} if given.get("kind") == "characters" else set())
     if set(given) != wanted:
         raise ValueError(f"tokenizer: {file} has the fields {sorted(given)}, not {sorted(wanted)}")
-    if given["format"] > FORMAT:
-        raise ValueError(
-            f"tokenizer: format {given['format']} of {file} is newer than {FORMAT}; update "
-            "tokendepth"
-        )
     if given["kind"] == CharacterTokenizer.kind:
         return CharacterTokenizer(given["characters"])
     if given["kind"] == ByteTokenizer.kind:

@@ -17,16 +17,15 @@ from torch import Tensor
 from tokendepth import files
 from tokendepth.configs import read
 from tokendepth.errors import NonFiniteError
+from tokendepth.files import read_json, without_format
 from tokendepth.models.decoder import Decoder
 from tokendepth.models.saved import (
     MODEL_FILE,
     WEIGHTS_FILE,
     ModelConfig,
     load_weights,
-    read_json,
     read_tensors,
     unique_tensors,
-    without_format,
     write_model_config,
     write_tensors,
 )
@@ -86,8 +85,12 @@ def save_checkpoint(run: Path, live: Live) -> Path:
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise OSError(
-                f"{made}: the checkpoint could not be written: {error}. Make room and resume; the "
-                "one before is unchanged."
+                f"{made}: the checkpoint could not be written: {error}. Make room, and "
+                + (
+                    "start again: nothing was saved before."
+                    if live.position.step == 0
+                    else "resume; the one before is unchanged."
+                )
             ) from error
     for one in [one for one in folder.glob("step-*") if one != made]:
         # Renamed first: a kill half-way through must not leave a torn one under a good name.
@@ -111,9 +114,16 @@ def restore(folder: Path, live: Live) -> None:
         DamagedError: a file that is cut or not what it should be.
     """
     given = without_format(read_json(folder / STATE_FILE, "checkpoint"), FORMAT, "checkpoint")
+    num_tensors = given.pop("optimizer_tensors", None)
     position = read(Position, given, "checkpoint")
+    memory = read_tensors(folder / OPTIMIZER_FILE)
+    if len(memory) != num_tensors:
+        raise ValueError(
+            f"optimizer: {folder / OPTIMIZER_FILE} holds {len(memory)} tensors, {STATE_FILE} says "
+            f"{num_tensors}; both must come from the same checkpoint"
+        )
     load_weights(live.decoder, folder / WEIGHTS_FILE)
-    restore_optimizer(live.optimizer, live.decoder, read_tensors(folder / OPTIMIZER_FILE))
+    restore_optimizer(live.optimizer, live.decoder, memory)
     _restore_generators(live, read_tensors(folder / GENERATORS_FILE))
     live.position = position
 
@@ -130,6 +140,7 @@ def _write(folder: Path, live: Live) -> None:
     for name, some in tensors.items():
         write_tensors(folder / name, some)
     state = {"format": FORMAT, **asdict(live.position)}
+    state["optimizer_tensors"] = len(tensors[OPTIMIZER_FILE])
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
     for name in (MODEL_FILE, *tensors, STATE_FILE):
         files.sync(folder / name)

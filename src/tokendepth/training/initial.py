@@ -13,6 +13,7 @@ from tokendepth.models.decoder import Decoder
 from tokendepth.models.saved import ModelConfig
 from tokendepth.nn.attention import Attention
 from tokendepth.nn.feed_forward import FeedForward
+from tokendepth.numerics import derived_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +35,10 @@ class Initial:
     def build(self, config: ModelConfig, seed: int) -> Decoder:
         """A decoder with weights that are a function of the seed."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(derived_seed(seed, "modules"))
             decoder = config.build()
+            # Of its own, so that a policy with weights leaves the decoder's as they are without it.
+            torch.manual_seed(derived_seed(seed, "weights"))
             _draw(decoder, self)
         return decoder
 

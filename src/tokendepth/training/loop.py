@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -132,7 +131,8 @@ def _backward(training: Training, batch: Batch, micro: int, tokens: int) -> dict
         seed=recipe.seed,
         generator=live.generator,
     )
-    with _autocast(recipe, batch.inputs.device):
+    half = recipe.precision == "bfloat16"
+    with torch.autocast(batch.inputs.device.type, dtype=torch.bfloat16, enabled=half):
         losses = recipe.objective(live.decoder, batch, state)
     loss = torch.stack([value.float() for value in losses.sums.values()]).sum() / tokens
     if not bool(torch.isfinite(loss.detach())):
@@ -147,8 +147,3 @@ def _backward(training: Training, batch: Batch, micro: int, tokens: int) -> dict
     loss.backward()
     told = {**losses.sums, **losses.statistics}
     return {"loss": loss.detach(), **{name: one.detach() / tokens for name, one in told.items()}}
-
-
-def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
-    enabled = recipe.precision == "bfloat16"
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)

@@ -38,6 +38,13 @@ class OptimizerConfig:
         for name in ("final_learning_rate", "warmup_steps", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}; it must be at least 0")
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"final_learning_rate: got {self.final_learning_rate}, above the learning_rate of "
+                f"{self.learning_rate}; the cosine falls, so give at most that"
+            )
+        if self.decay_steps is not None and self.decay_steps < 1:
+            raise ValueError(f"decay_steps: got {self.decay_steps}; it must be at least 1")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip: got {self.clip}; it must be above 0, or null for no clipping")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -111,7 +118,8 @@ def restore_optimizer(
     mine = trained(model)
     for key, value in stored.items():
         name, _, entry = key.rpartition("/")
-        if name not in mine or (value.ndim and value.shape != mine[name].shape):
+        wanted = () if entry == "step" else mine[name].shape if name in mine else None
+        if value.shape != wanted:
             raise ValueError(
                 f"optimizer: the checkpoint has {key} of shape {tuple(value.shape)}, which this "
                 "model has no weight for"

@@ -26,14 +26,12 @@ from filelock import FileLock, Timeout
 
 from tokendepth import __version__
 from tokendepth.configs import read
-from tokendepth.files import rename
+from tokendepth.files import read_json, rename, sync, without_format
 from tokendepth.models.decoder import Decoder
 from tokendepth.models.saved import (
     load_model,
     newest_checkpoint,
-    read_json,
     read_model_config,
-    without_format,
 )
 from tokendepth.text.corpora import Corpus, open_corpus
 from tokendepth.text.tokenizers import load_tokenizer, save_tokenizer
@@ -158,6 +156,8 @@ def make_run(folder: Path, manifest: Manifest, recipe: Recipe, tokenizer: Any, l
         (aside / CONFIG).write_text(recipe.to_json())
         made = {"format": FORMAT, **asdict(manifest)}
         (aside / MANIFEST).write_text(json.dumps(made, indent=2) + "\n")
+        for file in (aside / CONFIG, aside / MANIFEST, *(aside / TOKENIZER).iterdir()):
+            sync(file)
         save_checkpoint(aside, live)
         rename(aside, folder)
     except BaseException:

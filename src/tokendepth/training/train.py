@@ -11,7 +11,7 @@ import torch
 
 from tokendepth.evaluation.loss import score
 from tokendepth.evaluation.passages import passages
-from tokendepth.numerics import resolve_device
+from tokendepth.numerics import derived_seed, resolve_device
 from tokendepth.text.corpora import Corpus, open_corpus
 from tokendepth.text.documents import Document
 from tokendepth.text.tokenizers import encode_text, make_tokenizer
@@ -22,8 +22,7 @@ from tokendepth.training.recipe import Recipe, with_vocabulary
 from tokendepth.training.result import Trained
 from tokendepth.training.run import Run, check_free, locked, make_run, manifest_of, open_run
 from tokendepth.training.track import Tracker, read_metrics
-
-OnProgress = Callable[[int, int], None]
+from tokendepth.types import OnProgress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ def train(
     texts = _Texts.of(corpus, tokenizer, recipe)
     with torch.random.fork_rng(enabled=True):
         live = _live(recipe, on_device)
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(derived_seed(recipe.seed, "dropout"))
         manifest = manifest_of(recipe, data, corpus, live.decoder, shlex.join(sys.argv))
         make_run(folder, manifest, recipe, tokenizer, live)
         options.say(f"training {recipe.recipe} on {corpus.name} in {folder}")
@@ -149,7 +148,7 @@ def _live(recipe: Recipe, device: torch.device) -> Live:
         config=recipe.model,
         decoder=decoder,
         optimizer=recipe.optimizer.build(decoder),
-        generator=torch.Generator().manual_seed(recipe.seed),
+        generator=torch.Generator().manual_seed(derived_seed(recipe.seed, "draws")),
         position=Position(),
     )
 

@@ -113,7 +113,7 @@ def _turned(rows, weight, pair, cosine, sine, out):
     j = 2 * head * half + d
     if rows.shape[0] == 1:
         one, two = _pair(weight[j], weight[j + half], rows, 0)
-        out[0, head, d] = one * cosine[0, d] - two * sine[0, d]
+        out[0, head, d] = one * cosine[0, d] + two * sine[0, d]
         out[0, head, d + half] = two * cosine[0, d + half] + one * sine[0, d + half]
         return
     for at in range(0, rows.shape[0], TILE):
@@ -122,7 +122,7 @@ def _turned(rows, weight, pair, cosine, sine, out):
             r = at + i
             if r < len(cosine):
                 c, s = cosine[r], sine[r]
-                out[r, head, d] = ones[i] * c[d] - twos[i] * s[d]
+                out[r, head, d] = ones[i] * c[d] + twos[i] * s[d]
                 out[r, head, d + half] = twos[i] * c[d + half] + ones[i] * s[d + half]
 
 

@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 Turn = tuple[Tensor, Tensor]
-"""Cosine and sine, each (..., turned features of a head), of some positions."""
+"""Cosine and sine, each (..., turned features of a head), of some positions; the sine as the factor
+of the other half of a pair, so negative for the first half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +72,19 @@ class Rotary(nn.Module):
         return self
 
     def turn(self, positions: Int[Tensor, "batch seq"], dtype: torch.dtype) -> Turn:
-        """Cosine and sine at the given positions, computed in float32."""
+        """The factors at the given positions, computed in float32."""
         frequencies = self.get_buffer("frequencies")
         angles = positions[..., None].to(frequencies.dtype) * frequencies
-        doubled = torch.cat((angles, angles), dim=-1)
-        return (doubled.cos() * self.scaling).to(dtype), (doubled.sin() * self.scaling).to(dtype)
+        cosine, sine = angles.cos() * self.scaling, angles.sin() * self.scaling
+        return torch.cat((cosine, cosine), -1).to(dtype), torch.cat((-sine, sine), -1).to(dtype)
 
 
 def rotate(vectors: Float[Tensor, "*rows head head_dim"], turn: Turn) -> Tensor:
     """Turn each head's vector by its position; features beyond the angles stay as they are."""
     cosine, sine = turn[0].unsqueeze(-2), turn[1].unsqueeze(-2)
     turned = vectors[..., : cosine.shape[-1]]
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cosine + torch.cat((-second, first), dim=-1) * sine
+    others = turned.roll(turned.shape[-1] // 2, dims=-1)
+    turned = (turned * cosine).addcmul_(others, sine)
     if turned.shape == vectors.shape:
         return turned
     return torch.cat((turned, vectors[..., cosine.shape[-1] :]), dim=-1)

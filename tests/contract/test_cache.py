@@ -320,7 +320,7 @@ def test_bytes_are_those_of_keys_and_values():
     places = set()
     for step in range(14):
         decoder(torch.stack(texts((1,) * 3, step)), cache=roomy)
-        places.add(roomy.stores["run", 0, 0]._buffers[0].data_ptr())
+        places.add(roomy.stores["run", 0, 0].parts[0].data_ptr())
         assert roomy.nbytes == 4 * 2 * 3 * 20 * row
     assert len(places) == 1
 
@@ -332,7 +332,7 @@ def test_growing_copies_a_logarithm_of_times(count):
     cache, copies, before = decoder.cache(), 0, None
     for _ in range(count):
         decoder(torch.tensor([[1]]), cache=cache)
-        now = cache.stores["run", 0, 0]._buffers
+        now = cache.stores["run", 0, 0].parts
         copies += now is not before
         before = now
     assert copies <= 3 + torch.tensor(count).log().div(torch.tensor(GROWTH).log())
@@ -390,7 +390,7 @@ def test_what_lies_beyond_the_filled_part_is_never_read(dtype):
     decoder(rows[:, 5:8], cache=cache)
     cache.crop(6)
     for store in cache.stores.values():
-        for part in store._buffers:
+        for part in store.parts:
             part[:, len(store.track) :] = torch.nan
     got = [decoder(part, cache=cache).logits for part in rows[:, 6:].split([1, 4, 1], dim=1)]
     whole_pass = decoder(rows).logits[:, 6:]

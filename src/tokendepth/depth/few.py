@@ -2,13 +2,14 @@
 
 On a processor a step on a handful of rows spends half its time between operators. Where nothing
 asks for a gradient, looks on, or has changed the modules, the kernels of `nn.few_rows` run a block
-in two calls. All other calls, and all other kinds of block, go the ordinary way.
+in one call. All other calls, and all other kinds of block, go the ordinary way.
 """
 
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,13 +19,19 @@ from torch.nn import functional
 from torch.profiler import record_function
 
 from tokendepth.depth.base import Context, kept_rows, unwatched
+from tokendepth.nn.attention import Attention
 from tokendepth.nn.block import Block
-from tokendepth.nn.cache import Store
-from tokendepth.nn.track import EMPTY
+from tokendepth.nn.levels import Levels, levels_of
+from tokendepth.nn.track import EMPTY, Track
 from tokendepth.types import Decision, Span
 
 MOST_ROWS = 16
 """Beyond them a general matrix product is faster."""
+FEWER_ROWS = 4
+"""Up to them reading is what takes time, and fewer bytes are worth more arithmetic."""
+_KNOWN: WeakKeyDictionary[nn.Linear, tuple[tuple[int, int], Tensor, Levels | None]]
+_KNOWN = WeakKeyDictionary()
+"""Levels of heads, with place, version and a sample of the weights they were found in."""
 _ONE_AT_A_TIME = threading.Lock()
 """Not every threading layer of numba may be entered twice."""
 _UNNAMED = nullcontext()
@@ -45,7 +52,7 @@ def fits(
     stores, views = context.cache.stores, context.cache.views
     for index, block in zip(span.blocks, blocks, strict=True):
         found = stores.get((context.purpose, index, span.loop))
-        if found is None or found.keys is None:
+        if found is None or found.parts is None:
             return False
         view = views.get(index)
         if view is None or view.block is not block or not view.holds():
@@ -84,12 +91,16 @@ def run(
                 whole = len(stored.rows) == context.mask.numel()
                 first, in_order = len(store.track), whole and context.full
                 in_order = in_order and first == context.cache.uniform
-                keys, values = store.claim(slots, span.loop, in_order=in_order)
+                places = store.claim(slots, span.loop, in_order=in_order)
                 if not whole:
-                    keys[:, first : len(store.track)] = 0.0
-                    values[:, first : len(store.track)] = 0.0
+                    for part in places:
+                        part[:, first : len(store.track)] = 0.0
                 weights = context.cache.views[index]
-                _block(call.kernels, weights, state, stored, running, store, first)
+                keys, values = (part.numpy() for part in places)
+                call.kernels.block(
+                    state, *weights.arrays, *stored.arrays, stored.seq + first,
+                    call.positions(store.track), stored.places_of(running), keys, values,
+                )  # fmt: skip
     if len(running.rows) == 0:
         return hidden
     made = torch.from_numpy(state).view(hidden.shape)
@@ -103,31 +114,34 @@ def product(rows: Float[Tensor, "row dim"], layer: nn.Linear) -> Float[Tensor, "
     few = len(rows) <= MOST_ROWS and layer.out_features % 2 == 0 and layer.bias is None
     if not (few and _plain_rows(rows) and _is_untouched(layer) and not layer._forward_hooks):
         return layer(rows)
-    few_rows = _kernels()
-    padding = few_rows.padding(len(rows))
+    few_rows, levels = _kernels(), _levels(layer) if len(rows) <= FEWER_ROWS else None
+    padding = 0 if levels is not None else few_rows.padding(len(rows))
     padded = functional.pad(rows, (0, 0, 0, padding)) if padding else rows.contiguous()
     out = rows.new_empty((len(padded), layer.out_features))
     with _ONE_AT_A_TIME, _named("few_rows::head"):
-        few_rows.product(padded.numpy(), _array(layer), out.numpy())
+        if levels is None:
+            few_rows.product(padded.numpy(), _array(layer), out.numpy())
+        else:
+            few_rows.level_product(padded.numpy(), levels.levels, levels.scales, out.numpy())
     return out[: len(rows)]
 
 
-def _block(kernels, weights, state, stored, running, store: Store, first: int) -> None:
-    """One block: keys and values of the stored rows, the update of the running ones."""
-    assert store._buffers is not None
-    assert store.track.positions is not None
-    keys, values = (part.numpy() for part in store._buffers)
-    active = stored.every if running is stored else stored.places_of(running)
-    kernels.attention(
-        state, stored.rows, active, *weights.attention_norm, weights.query, weights.key,
-        weights.value, weights.output, stored.cosine, stored.sine, keys, values, stored.places,
-        stored.seq + first, np.ascontiguousarray(store.track.positions.numpy()),
-        stored.positions, weights.scale,
-    )  # fmt: skip
-    if len(active):
-        kernels.feed_forward(
-            state, running.rows, *weights.feed_forward_norm, weights.gate, weights.up, weights.down
-        )
+def _levels(layer: nn.Linear) -> Levels | None:
+    """The layer's weights as levels; looked for once for as long as they are the same.
+
+    A sample is compared beside the version, which what is written through `.data` does not raise.
+    """
+    weight = layer.weight.detach()
+    if weight.is_inference():  # counts no changes
+        return None
+    state, sample = (
+        (weight.data_ptr(), weight._version),
+        weight.view(-1)[:: weight.numel() // 64 + 1],
+    )
+    known = _KNOWN.get(layer)
+    if known is None or known[0] != state or not torch.equal(known[1], sample):
+        known = _KNOWN[layer] = state, sample.clone(), levels_of(weight)
+    return known[2]
 
 
 def _kernels():
@@ -162,12 +176,23 @@ class _Call:
         self.kernels = _kernels()
         self.turned = context.turns[0][0].shape[-1]
         self.every = _Chosen(context.mask, context)
+        self._known = {self.every.key: self.every}
+        self._track: Track | None = None
+        self._positions = np.empty((0, 0), np.int64)
 
     def chosen(self, marked: Tensor, context: Context) -> "_Chosen":
-        """Some of the rows; not worked out again where they are all of them."""
-        if int(marked.sum()) == len(self.every.rows):
-            return self.every
-        return _Chosen(marked, context)
+        """Some of the rows; worked out once for all spans that run them."""
+        key = marked.numpy().tobytes()
+        if key not in self._known:
+            self._known[key] = _Chosen(marked, context)
+        return self._known[key]
+
+    def positions(self, track: Track) -> np.ndarray:
+        """Of a track's slots, (batch, slot); blocks with the same history share one."""
+        if track is not self._track:
+            assert track.positions is not None
+            self._track, self._positions = track, np.ascontiguousarray(track.positions.numpy())
+        return self._positions
 
 
 class _Chosen:
@@ -177,18 +202,19 @@ class _Chosen:
         turn = context.turns[0]
         assert turn is not None
         self.marked = marked
+        self.key = marked.numpy().tobytes()
         self.rows = marked.flatten().numpy().nonzero()[0]
-        self.every = np.arange(len(self.rows))
-        if len(self.rows) == 0:
-            return
-        self.places, self.seq = np.divmod(self.rows, marked.shape[1])
-        self.cosine = turn[0].flatten(0, 1).numpy()[self.rows]
-        self.sine = turn[1].flatten(0, 1).numpy()[self.rows]
-        self.positions = context.positions.flatten().numpy()[self.rows]
+        batch, self.seq = np.divmod(self.rows, marked.shape[1])
+        cosine, sine = (part.flatten(0, 1).numpy()[self.rows] for part in turn)
+        positions = context.positions.flatten().numpy()[self.rows]
+        self.arrays = self.rows, batch, positions, cosine, sine
+        self._places = {self.key: np.arange(len(self.rows))}
 
     def places_of(self, others: "_Chosen") -> np.ndarray:
         """Where the rows of some of these lie among them."""
-        return np.searchsorted(self.rows, others.rows)
+        if others.key not in self._places:
+            self._places[others.key] = np.searchsorted(self.rows, others.rows)
+        return self._places[others.key]
 
 
 @dataclass(frozen=True)
@@ -201,25 +227,18 @@ class _Weights:
     """Where modules and parameters hang, under which name, and what was there."""
     hooks: tuple[dict, ...]
     pointers: tuple[tuple[Tensor, int], ...]
-    attention_norm: tuple = ()
-    feed_forward_norm: tuple = ()
-    query: np.ndarray | None = None
-    key: np.ndarray | None = None
-    value: np.ndarray | None = None
-    output: np.ndarray | None = None
-    gate: np.ndarray | None = None
-    up: np.ndarray | None = None
-    down: np.ndarray | None = None
-    scale: np.float32 = np.float32(1)
+    arrays: tuple = ()
+    """Of `nn.few_rows.block`: from the gains of the first norm to the last weight."""
     head_dim: int = 0
 
     def holds(self) -> bool:
         """Nothing was replaced, moved or hooked since."""
-        return (
-            all(found.get(name) is known for found, name, known in self.watched)
-            and not any(self.hooks)
-            and all(part.data_ptr() == known for part, known in self.pointers)
-        )
+        for found, name, known in self.watched:  # generators would cost twice the time
+            if found.get(name) is not known:
+                return False
+        if any(self.hooks):
+            return False
+        return all(part.data_ptr() == known for part, known in self.pointers)
 
     @staticmethod
     def of(block: Block) -> "_Weights":
@@ -248,21 +267,21 @@ class _Weights:
             for one, weight in zip(modules, weights, strict=True)
             if one is not None
         ]
-        arrays = [weight.detach().numpy() for weight in weights if weight is not None]
-        names = ("query", "key", "value", "output", "gate", "up", "down")
-        config = attention.config
+        attention_gain, feed_forward_gain, *products = (
+            weight.detach().numpy() for weight in weights if weight is not None
+        )
         return _Weights(
             block,
             plain=True,
             watched=tuple(watched),
             hooks=hooks,
             pointers=tuple((one, one.data_ptr()) for one in weights if one is not None),
-            attention_norm=(arrays[0], _epsilon(block.attention_norm)),
-            feed_forward_norm=(arrays[1], _epsilon(block.feed_forward_norm)),
-            head_dim=config.head_dim,
-            scale=np.float32(config.scale or config.head_dim**-0.5),
-            **dict(zip(names, arrays[2:], strict=True)),
-        )
+            arrays=(
+                attention_gain, _epsilon(block.attention_norm), *products[:4], _scale(attention),
+                feed_forward_gain, _epsilon(block.feed_forward_norm), *products[4:],
+            ),
+            head_dim=attention.config.head_dim,
+        )  # fmt: skip
 
 
 def _plain_call(hidden: Tensor, context: Context) -> bool:
@@ -320,6 +339,10 @@ def _is_untouched(part: nn.Module | None) -> bool:
 def _epsilon(norm: nn.Module | None) -> np.float32:
     assert isinstance(norm, nn.RMSNorm)
     return np.float32(norm.eps or torch.finfo(torch.float32).eps)
+
+
+def _scale(attention: Attention) -> np.float32:
+    return np.float32(attention.config.scale or attention.config.head_dim**-0.5)
 
 
 def _array(layer: nn.Linear) -> np.ndarray:

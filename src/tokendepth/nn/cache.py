@@ -37,11 +37,20 @@ class Store:
     """How many positions a query of this block sees, its own included."""
     room: int = 0
     """Slots to make place for at once."""
-    keys: Tensor | None = None
-    """(batch, slot, key_value_head, head_dim); a view of the filled part."""
-    values: Tensor | None = None
-    _buffers: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
-    """Where both lie; None while they are just what the first call computed."""
+    parts: tuple[Tensor, Tensor] | None = None
+    """Keys and values, each (batch, slot, key_value_head, head_dim)."""
+    roomy: bool = False
+    """They are the store's own, with slots behind the filled ones; not what a call computed."""
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Of the filled slots."""
+        return None if self.parts is None else self.parts[0][:, : len(self.track)]
+
+    @property
+    def values(self) -> Tensor | None:
+        """Likewise."""
+        return None if self.parts is None else self.parts[1][:, : len(self.track)]
 
     def extend(
         self,
@@ -58,18 +67,18 @@ class Store:
         gradients are enabled, nothing is written in place: every call copies the store.
         """
         before = len(self.track)
-        self.track = self.track.extended(positions, loop, in_order=in_order)
-        if self.keys is None or self.values is None:
-            self.keys, self.values = keys, values
+        if self.parts is None:
+            self.parts = keys, values
         elif torch.is_grad_enabled():  # queries alone may want one, and attention keeps the keys
-            self.keys = torch.cat((self.keys, keys), dim=1)
-            self.values = torch.cat((self.values, values), dim=1)
-            self._buffers = None
+            old_keys, old_values = (part[:, :before] for part in self.parts)
+            self.parts = torch.cat((old_keys, keys), dim=1), torch.cat((old_values, values), dim=1)
+            self.roomy = False
         else:
-            stored_keys, stored_values = self._room_for(before)
-            after = len(self.track)
+            after = before + positions.shape[1]
+            stored_keys, stored_values = self._room_for(before, after)
             stored_keys[:, before:after] = keys
             stored_values[:, before:after] = values
+        self.track = self.track.extended(positions, loop, in_order=in_order)
 
     def claim(
         self, positions: Int[Tensor, "batch new"], loop: int, *, in_order: bool = False
@@ -82,53 +91,40 @@ class Store:
         """
         before = len(self.track)
         self.track = self.track.extended(positions, loop, in_order=in_order)
-        return self._room_for(before)
+        return self._room_for(before, len(self.track))
 
-    def _room_for(self, before: int) -> tuple[Tensor, Tensor]:
-        assert self.keys is not None
-        assert self.values is not None
-        after = len(self.track)
-        if self._buffers is None or after > self._buffers[0].shape[1]:
+    def _room_for(self, before: int, after: int) -> tuple[Tensor, Tensor]:
+        assert self.parts is not None
+        if not self.roomy or after > self.parts[0].shape[1]:
             size = max(after, self.room, int(GROWTH * before))
-            self._buffers = _grown(self.keys, size), _grown(self.values, size)
-        keys, values = self._buffers
-        self.keys, self.values = keys[:, :after], values[:, :after]
-        return self._buffers
+            keys, values = (_grown(part[:, :before], size) for part in self.parts)
+            self.parts, self.roomy = (keys, values), True
+        return self.parts
 
     def crop(self, seen: Int[Tensor, " batch"], uniform: int | None) -> None:
         """Forget positions from `seen` on."""
         self.track = self.track.cropped(seen, uniform)
-        if self.keys is not None and self.values is not None:
-            size = len(self.track)
-            self.keys, self.values = self.keys[:, :size], self.values[:, :size]
 
     def drop_stale(self, oldest: Int[Tensor, " batch"]) -> None:
         """Give up slots at the front that lie before the window of every later query."""
         before, self.track = len(self.track), self.track.without_stale(oldest)
         count = before - len(self.track)
-        if count == 0 or self.keys is None or self.values is None:
-            return
-        self.keys, self.values = self.keys[:, count:], self.values[:, count:]
-        if self._buffers is not None:
-            self._buffers = self._buffers[0][:, count:], self._buffers[1][:, count:]
+        if count and self.parts is not None:
+            self.parts = self.parts[0][:, count:], self.parts[1][:, count:]
 
     def reorder(self, rows: Int[Tensor, " row"]) -> None:
         """Take these rows of the batch."""
         self.track = self.track.reordered(rows)
-        if self.keys is None or self.values is None:
+        if self.parts is None:
             return
-        if self._buffers is None:
-            self.keys, self.values = self.keys[rows], self.values[rows]
-            return
-        size, room = self.keys.shape[1], self._buffers[0].shape[1]
-        self._buffers = _grown(self.keys[rows], room), _grown(self.values[rows], room)
-        self.keys, self.values = (part[:, :size] for part in self._buffers)
+        room, size = self.parts[0].shape[1], len(self.track)
+        keys, values = (part[:, :size][rows] for part in self.parts)
+        self.parts = (_grown(keys, room), _grown(values, room)) if self.roomy else (keys, values)
 
     @property
     def nbytes(self) -> int:
         """Memory held for keys and values, room to grow included."""
-        parts = (self.keys, self.values) if self._buffers is None else self._buffers
-        return sum(part.untyped_storage().nbytes() for part in parts if part is not None)
+        return sum(part.untyped_storage().nbytes() for part in self.parts or ())
 
 
 @dataclass(frozen=True)
@@ -335,9 +331,9 @@ def load_cache(path: Path | str, device: str | torch.device = "cpu") -> Cache:
         at = f"stores.{number}."
         read = Track(tensors.get(at + "positions"), tuple(loops), in_order)
         track = track if track.same_as(read) else read
-        cache.stores[(purpose, block, loop)] = Store(
-            track, window, cache.room, tensors.get(at + "keys"), tensors.get(at + "values")
-        )
+        keys, values = tensors.get(at + "keys"), tensors.get(at + "values")
+        parts = None if keys is None or values is None else (keys, values)
+        cache.stores[(purpose, block, loop)] = Store(track, window, cache.room, parts)
     if "memory.positions" in tensors:
         prefix = "memory.values."
         values = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}

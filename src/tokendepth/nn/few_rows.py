@@ -2,7 +2,7 @@
 
 For one to a dozen rows a product reads every weight once and does little with it, so the time is
 that of the memory; between products, dozens of small operators cost more than their arithmetic.
-Each kernel here is one half of a block in one call: norm, products and what lies between them.
+A block is one call here: norms, products and what lies between them.
 Weights are read as they lie, (out, in). Rows come padded to one, or to a multiple of `TILE`.
 
 The specification is the block itself, `depth.execute.dense`; tests hold them against each other.
@@ -11,10 +11,19 @@ The specification is the block itself, `depth.execute.dense`; tests hold them ag
 from typing import no_type_check
 
 import numpy as np
-from numba import config, get_num_threads, njit, prange, set_num_threads
+from llvmlite import ir
+from numba import config, get_num_threads, njit, prange, set_num_threads, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from tokendepth.nn.levels import GROUP
 
 TILE = 4
 """Rows that share one pass over a pair of weight rows."""
+AHEAD = 2
+"""Weight rows from the one in work to the one that is asked for."""
+LINE = 16
+"""Floats in a line of the processor's cache."""
 
 
 def padding(count: int) -> int:
@@ -27,6 +36,39 @@ def use_threads(count: int) -> None:
     count = min(count, config.NUMBA_NUM_THREADS)  # pyright: ignore[reportAttributeAccessIssue]
     if get_num_threads() != count:
         set_num_threads(count)
+
+
+@intrinsic
+@no_type_check
+def _prefetch(typing, values, index):
+    """Ask for values[index] to be brought into the second cache; it need not lie in the array."""
+    signature = types.void(values, index)
+
+    def generate(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = cgutils.get_item_pointer(
+            context, builder, signature.args[0], array, [arguments[1]], wraparound=False
+        )
+        word, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        reading, second_cache, data = word(0), word(2), word(1)
+        builder.call(prefetch, [builder.bitcast(place, pointer), reading, second_cache, data])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def _ask_ahead(first, second):
+    """Bring in the weight rows that come `AHEAD` after these.
+
+    The processor's own guesses stop at the end of a page, and a row is half of one.
+    """
+    for k in range(0, first.shape[0], LINE):
+        _prefetch(first, AHEAD * first.shape[0] + k)
+        _prefetch(second, AHEAD * first.shape[0] + k)
 
 
 @njit(fastmath=True, nogil=True, cache=True)
@@ -90,11 +132,72 @@ def product(rows, weight, out):
         _outputs(rows, weight, pair, out)
 
 
+@intrinsic
+@no_type_check
+def _dot_levels(typing, levels, scales, row):
+    """Sum over k of levels[k] * scales[k // GROUP] * row[k], GROUP products at a time.
+
+    Written out, since a loop over bytes with a scale between is not made into vectors.
+    """
+    signature = types.float32(levels, scales, row)
+
+    def generate(context, builder, signature, arguments):
+        number, word = ir.FloatType(), context.get_value_type(types.intp)
+        floats, bytes_ = ir.VectorType(number, GROUP), ir.VectorType(ir.IntType(8), GROUP)
+        arrays = [
+            context.make_array(kind)(context, builder, value)
+            for kind, value in zip(signature.args, arguments, strict=True)
+        ]
+
+        def place(which, index):
+            kind, array = signature.args[which], arrays[which]
+            return cgutils.get_item_pointer(
+                context, builder, kind, array, [index], wraparound=False
+            )
+
+        total = cgutils.alloca_once_value(builder, ir.Constant(floats, [0.0] * GROUP))
+        none = ir.Constant(floats, ir.Undefined)
+        first = ir.Constant(ir.VectorType(ir.IntType(32), GROUP), [0] * GROUP)
+        with cgutils.for_range(builder, arrays[1].nitems) as loop:
+            at = builder.mul(loop.index, word(GROUP))
+            level = builder.load(builder.bitcast(place(0, at), bytes_.as_pointer()), align=1)
+            inputs = builder.load(builder.bitcast(place(2, at), floats.as_pointer()), align=4)
+            scale = builder.load(place(1, loop.index))
+            scale = builder.insert_element(none, scale, ir.IntType(32)(0))
+            scale = builder.shuffle_vector(scale, none, first)
+            weight = builder.fmul(builder.sitofp(level, floats), scale)
+            made = builder.fmul(weight, inputs, flags=("fast",))
+            builder.store(builder.fadd(builder.load(total), made, flags=("fast",)), total)
+        kind = ir.FunctionType(number, [number, floats])
+        name = f"llvm.vector.reduce.fadd.v{GROUP}f32"
+        reduce = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.call(reduce, [number(0.0), builder.load(total)], fastmath=("fast",))
+
+    return signature, generate
+
+
+@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@no_type_check
+def level_product(rows, levels, scales, out):
+    """`product` of a matrix that is given as levels and the scales of their groups.
+
+    Args:
+        rows: (row, dim).
+        levels: (out, dim), bytes.
+        scales: (out, dim / GROUP).
+        out: (row, out), written.
+    """
+    for j in prange(levels.shape[0]):
+        for i in range(rows.shape[0]):
+            out[i, j] = _dot_levels(levels[j], scales[j], rows[i])
+
+
 @njit(fastmath=True, nogil=True, cache=True)
 @no_type_check
 def _outputs(rows, weight, pair, out):
     """One pair of neighbouring outputs."""
     j = 2 * pair
+    _ask_ahead(weight[j], weight[j + 1])
     if rows.shape[0] == 1:
         out[0, j], out[0, j + 1] = _pair(weight[j], weight[j + 1], rows, 0)
         return
@@ -111,6 +214,7 @@ def _turned(rows, weight, pair, cosine, sine, out):
     half = out.shape[2] // 2
     head, d = pair // half, pair % half
     j = 2 * head * half + d
+    _ask_ahead(weight[j], weight[j + half])
     if rows.shape[0] == 1:
         one, two = _pair(weight[j], weight[j + half], rows, 0)
         out[0, head, d] = one * cosine[0, d] + two * sine[0, d]
@@ -140,34 +244,55 @@ def _project(normed, query, key, value, cosine, sine, queries, turned, plain):
             _outputs(normed, value, pair - num_queries - num_keys, plain)
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 @no_type_check
-def attention(
-    state, rows, active, norm, epsilon, query, key, value, output, cosine, sine,
-    keys, values, places, slots, positions, asked, scale,
+def block(
+    state, attention_gain, attention_epsilon, query, key, value, output, scale,
+    gain, epsilon, gate, up, down,
+    rows, places, asked, cosine, sine, slots, positions, active, keys, values,
 ):  # fmt: skip
-    """The attention half: keys and values of some rows are stored, some of them get its update.
+    """A block: keys and values of some rows are stored, some of them get its updates.
 
     Args:
         state: (row, dim), changed in place.
-        rows: which of them are stored.
-        active: which of those get the update, as places in `rows`; no query is made if none does.
-        norm: gain of the attention norm.
-        epsilon: of the norm.
+        attention_gain: of the attention norm.
+        attention_epsilon: likewise.
         query: (head * head_dim, dim).
         key: (key_value_head * head_dim, dim).
         value: likewise.
         output: (dim, head * head_dim).
-        cosine: (row, head_dim), of the stored rows.
-        sine: likewise.
+        scale: factor on query times key.
+        gain: of the feed-forward norm.
+        epsilon: likewise.
+        gate: (inner, dim).
+        up: likewise.
+        down: (dim, inner).
+        rows: which rows of the state are stored.
+        places: row of the batch, of each of them.
+        asked: position of each; its query sees slots up to it.
+        cosine: (stored row, head_dim).
+        sine: likewise, negative for the first half of a head.
+        slots: where each is stored.
+        positions: (batch, slot), -1 for slots that hold nothing.
+        active: which of the stored rows get the updates, as places in `rows`.
         keys: (batch, slot, key_value_head, head_dim), written.
         values: likewise.
-        places: row of the batch, of each stored row.
-        slots: slot, of each stored row.
-        positions: (batch, slot), -1 for slots that hold nothing.
-        asked: position of each stored row; its query sees slots up to it.
-        scale: factor on query times key.
     """
+    _attention(
+        state, rows, active, attention_gain, attention_epsilon, query, key, value, output,
+        cosine, sine, keys, values, places, slots, positions, asked, scale,
+    )  # fmt: skip
+    if len(active):
+        _feed_forward(state, rows[active], gain, epsilon, gate, up, down)
+
+
+@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@no_type_check
+def _attention(
+    state, rows, active, norm, epsilon, query, key, value, output, cosine, sine,
+    keys, values, places, slots, positions, asked, scale,
+):  # fmt: skip
+    """The attention half, as `block` has it; no query is made if no row gets its update."""
     normed = _normed(state, rows, norm, epsilon)
     size, groups = keys.shape[3], keys.shape[2]
     heads = query.shape[0] // size
@@ -224,6 +349,7 @@ def _add_product(inner, weight, state, rows):
     """Add inner @ weight.T to the given rows of the state."""
     for half in prange(weight.shape[0] // 2):
         j = 2 * half
+        _ask_ahead(weight[j], weight[j + 1])
         if inner.shape[0] == 1:
             one, two = _pair(weight[j], weight[j + 1], inner, 0)
             state[rows[0], j] += one
@@ -239,21 +365,12 @@ def _add_product(inner, weight, state, rows):
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
 @no_type_check
-def feed_forward(state, rows, norm, epsilon, gate, up, down):
-    """The gated half: state[rows] += down(silu(gate(x)) * up(x)) with x the normed rows.
-
-    Args:
-        state: (row, dim), changed in place.
-        rows: which of them.
-        norm: gain of the norm.
-        epsilon: of the norm.
-        gate: (inner, dim).
-        up: likewise.
-        down: (dim, inner).
-    """
+def _feed_forward(state, rows, norm, epsilon, gate, up, down):
+    """The gated half: state[rows] += down(silu(gate(x)) * up(x)) with x the normed rows."""
     normed = _normed(state, rows, norm, epsilon)
     inner = np.empty((len(normed), gate.shape[0]), np.float32)
     for j in prange(gate.shape[0]):
+        _ask_ahead(gate[j], up[j])
         if normed.shape[0] == 1:
             one, two = _pair(gate[j], up[j], normed, 0)
             inner[0, j] = one / (np.float32(1) + np.exp(-one)) * two
@@ -268,11 +385,12 @@ def feed_forward(state, rows, norm, epsilon, gate, up, down):
 def compile_all() -> None:
     """Run every kernel once on next to nothing."""
     rows, state = np.zeros(1, np.int64), np.zeros((1, 2), np.float32)
-    gain, square, angle = np.ones(2, np.float32), np.zeros((2, 2), np.float32), state
-    slots, epsilon = np.zeros((1, 1, 1, 2), np.float32), np.float32(1)
-    attention(
-        state, rows, rows, gain, epsilon, square, square, square, square, angle, angle, slots,
-        slots.copy(), rows, rows, np.zeros((1, 1), np.int64), rows, epsilon,
+    gain, square, one = np.ones(2, np.float32), np.zeros((2, 2), np.float32), np.float32(1)
+    slots = np.zeros((1, 1, 1, 2), np.float32)
+    block(
+        state, gain, one, square, square, square, square, one, gain, one, square, square, square,
+        rows, rows, rows, state, state, rows, np.zeros((1, 1), np.int64), rows, slots, slots.copy(),
     )  # fmt: skip
-    feed_forward(state, rows, gain, epsilon, square, square, square)
     product(state, square, np.zeros((1, 2), np.float32))
+    row, levels = np.zeros((1, GROUP), np.float32), np.zeros((1, GROUP), np.int8)
+    level_product(row, levels, state[:, :1].copy(), np.zeros((1, 1), np.float32))

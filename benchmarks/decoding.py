@@ -20,7 +20,7 @@ import transformers
 
 import tokendepth
 from rows import row
-from tokendepth.models.cost import product_flops
+from tokendepth.nn.levels import levels_of
 
 Arm = Callable[[], object]
 PROMPT = 16
@@ -157,7 +157,7 @@ def memory(loaded: tokendepth.Loaded) -> None:
 
 
 def half(loaded: tokendepth.Loaded, count: int) -> None:
-    """Bytes of weights and cache that a step reads, of half the depth against all of it."""
+    """The bytes of weights that a step reads, of half the depth against all of it."""
     decoder, ids, new = loaded.decoder, text(1, PROMPT), 128
     depth = len(decoder.blocks) // 2
     arms = {
@@ -166,9 +166,12 @@ def half(loaded: tokendepth.Loaded, count: int) -> None:
     }
     seconds = rounds(arms, count)
     block = decoder.blocks[0]
-    whole = product_flops(block)
-    kept = product_flops(block.attention.key) + product_flops(block.attention.value)
-    head = product_flops(decoder.head)
+    whole = sum(part.nbytes for part in block.parameters())
+    kept = block.attention.key.weight.nbytes + block.attention.value.weight.nbytes
+    found = levels_of(decoder.head.weight)
+    head = (
+        decoder.head.weight.nbytes if found is None else found.levels.nbytes + found.scales.nbytes
+    )
     layers = len(decoder.blocks)
     promised = (layers * whole + head) / (depth * whole + (layers - depth) * kept + head)
     measured = over(seconds, "all", "half")

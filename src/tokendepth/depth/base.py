@@ -136,6 +136,9 @@ class Policy(nn.Module, ABC):
     """What it can do; the first is the default."""
     sticky: ClassVar[bool] = False
     """Once not kept, never kept again: the driver sees to it."""
+    blind: ClassVar[bool] = False
+    """Looks at no state and remembers nothing of spans: what it decides of a span is known before
+    those in front of it have run. Spans with one decision may then run as one."""
     control: ClassVar[bool] = False
     """Learns nothing: a bar that a learned policy must clear. Comparisons mark it."""
 

@@ -21,6 +21,8 @@ class DenseConfig:
 class Dense(Policy):
     """The neutral policy."""
 
+    blind = True
+
     def __init__(self) -> None:
         super().__init__()
         self.config = DenseConfig()

@@ -37,6 +37,11 @@ _ONE_AT_A_TIME = threading.Lock()
 _UNNAMED = nullcontext()
 
 
+def are_few(hidden: Float[Tensor, "batch seq dim"]) -> bool:
+    """Whether the time between operators counts."""
+    return hidden.shape[0] * hidden.shape[1] <= MOST_ROWS
+
+
 def fits(
     blocks: Sequence[Block],
     hidden: Float[Tensor, "batch seq dim"],
@@ -288,7 +293,7 @@ def _plain_call(hidden: Tensor, context: Context) -> bool:
     """Few rows of a call that goes on from others, full turns, and nobody who collects states."""
     turn = context.turns[0]
     return (
-        hidden.shape[0] * hidden.shape[1] <= MOST_ROWS
+        are_few(hidden)
         and context.cache.uniform != 0
         and context.cache.rule != "carried"
         and context.watch is unwatched

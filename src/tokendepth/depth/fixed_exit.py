@@ -35,6 +35,7 @@ class FixedExit(Policy):
     """
 
     sticky = True
+    blind = True
     control = True
 
     def __init__(self, depth: int | Int[Tensor, " batch"] | Int[Tensor, "batch seq"]) -> None:

@@ -29,6 +29,7 @@ class Limited(Policy):
         # Those of the policy, whatever its class says.
         self.gates = policy.gates  # pyright: ignore[reportAttributeAccessIssue]
         self.routings = policy.routings  # pyright: ignore[reportAttributeAccessIssue]
+        self.blind = policy.blind  # pyright: ignore[reportAttributeAccessIssue]
         self.sticky = policy.sticky  # pyright: ignore[reportAttributeAccessIssue]
 
     def causal(self, routing: Routing) -> bool:

@@ -33,6 +33,7 @@ class RandomKeep(Policy):
     """
 
     control = True
+    blind = True
 
     def __init__(self, share: float, seed: int = 0) -> None:
         super().__init__()

@@ -2,13 +2,14 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tokendepth.depth import auto
+from tokendepth.depth import auto, few
 from tokendepth.depth.base import Context, Policy, ReadOut, kept_rows, unread, unwatched
 from tokendepth.depth.execute import EXECUTORS, ExecutorName, check_executor
 from tokendepth.nn.block import Block
@@ -55,32 +56,62 @@ class Walk:
         context.read = self._read
         self.embedded: Tensor | None = None
         self.started = False
+        self.ahead: Decision | None = None
+        """Of the next span, where it was asked for before this one ran."""
 
     def run(self, hidden: Tensor, until: int | None = None) -> Tensor:
         """All spans, or only those before block execution `until`."""
-        context = self.context
-        for index, span in enumerate(context.schedule.spans):
+        context, spans, index = self.context, self.context.schedule.spans, 0
+        while index < len(spans):
             if until is not None and context.schedule.first_visit[index] >= until:
                 break
+            span = spans[index]
             context.span_index, context.normed = index, None
             if span.inject and self.embedded is None:
                 self.embedded = hidden
                 hidden = _start(hidden, context)
             with _WITH_GRAPH if span.grad else torch.no_grad():
                 entry = self.decoder.enter(hidden, self.embedded) if span.inject else hidden
-                decision = self._decide(index, hidden, entry)
+                decision = self._decided(index, hidden, entry)
+                count = self._alike(index, hidden, decision)
+                if count > 1:
+                    span = _joined(spans[index : index + count])
                 name = self._executor(span, hidden, decision, context)
-                self.ran.append(name)
                 run = EXECUTORS[name]
                 hidden = run(span, self._blocks(span), hidden, entry, decision, context)
-            self.decisions.append(decision)
+            for _ in range(count):
+                self.decisions.append(decision)
+                self.ran.append(name)
+            index += count
             if context.forget:
                 context.cache.stores.clear()
             if context.watch is not unwatched:
-                last = context.schedule.first_visit[index] + len(span.blocks) - 1
+                last = context.schedule.first_visit[index - 1] + len(spans[index - 1].blocks) - 1
                 context.watch(last, lambda made=hidden: made)
         context.read, self.hidden = unread, None  # no cycle that would keep states alive
         return hidden
+
+    def _decided(self, index: int, hidden: Tensor, entry: Tensor) -> Decision:
+        """Of this span, unless looking ahead has decided it already."""
+        ahead, self.ahead = self.ahead, None
+        return self._decide(index, hidden, entry) if ahead is None else ahead
+
+    def _alike(self, index: int, hidden: Tensor, decision: Decision) -> int:
+        """Spans from here on that have the same decision, where running them as one saves time."""
+        context, spans = self.context, self.context.schedule.spans
+        blind = self.policy.blind or self.replayed is not None
+        if not blind or context.forget or context.watch is not unwatched or not few.are_few(hidden):
+            return 1
+        for number in range(index + 1, len(spans)):
+            if spans[number].inject or not _continues(spans[index], spans[number]):
+                return number - index
+            context.span_index = number
+            self.ahead = self._decide(number, hidden, hidden)
+            if not _same(self.ahead, decision):
+                context.span_index = index
+                return number - index
+        context.span_index, self.ahead = index, None
+        return len(spans) - index
 
     def _blocks(self, span: Span) -> list[Block]:
         return [self.blocks[index] for index in span.blocks]
@@ -166,6 +197,28 @@ class Walk:
             only_last=only_last,
             read_out=self.policy.read_out,
         )
+
+
+@lru_cache(maxsize=64)
+def _joined(spans: tuple[Span, ...]) -> Span:
+    """One span of all their blocks."""
+    return replace(spans[0], blocks=tuple(block for span in spans for block in span.blocks))
+
+
+def _continues(first: Span, later: Span) -> bool:
+    return (first.loop, first.grad) == (later.loop, later.grad)
+
+
+def _same(one: Decision, other: Decision) -> bool:
+    """Whether both say the same of every row, and nothing but which run."""
+    if one is other:
+        return True
+    parts = (one.weight, other.weight, one.margin, other.margin)
+    if any(part is not None for part in parts) or one.penalty or other.penalty:
+        return False
+    if one.keep is None or other.keep is None:
+        return one.keep is other.keep
+    return torch.equal(one.keep, other.keep)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from tokendepth.depth.base import Context, kept_rows, unwatched
 from tokendepth.nn.attention import Attention
 from tokendepth.nn.block import Block
 from tokendepth.nn.levels import Levels, levels_of
-from tokendepth.nn.track import EMPTY, Track
+from tokendepth.nn.track import EMPTY
 from tokendepth.types import Decision, Span
 
 MOST_ROWS = 16
@@ -91,27 +91,42 @@ def run(
         state = state.copy()
     if len(stored.rows):
         with _ONE_AT_A_TIME, _named("few_rows::blocks"):
-            for index in span.blocks:
-                store = context.cache.stores[context.purpose, index, span.loop]
-                whole = len(stored.rows) == context.mask.numel()
-                first, in_order = len(store.track), whole and context.full
-                in_order = in_order and first == context.cache.uniform
-                places = store.claim(slots, span.loop, in_order=in_order)
-                if not whole:
-                    for part in places:
-                        part[:, first : len(store.track)] = 0.0
-                weights = context.cache.views[index]
-                keys, values = (part.numpy() for part in places)
-                call.kernels.block(
-                    state, *weights.arrays, *stored.arrays, stored.seq + first,
-                    call.positions(store.track), stored.places_of(running), keys, values,
-                )  # fmt: skip
+            _run(span, state, slots, stored, running, context)
     if len(running.rows) == 0:
         return hidden
     made = torch.from_numpy(state).view(hidden.shape)
     if len(running.rows) == context.mask.numel():
         return made
     return made.where(running.marked[..., None], hidden)
+
+
+def _run(
+    span: Span, state: np.ndarray, slots: Tensor, stored: "_Chosen", running: "_Chosen",
+    context: Context,
+) -> None:  # fmt: skip
+    """The span's blocks on the state, in place. Blocks with the same history share one track."""
+    block, cache = context.few.kernels.block, context.cache
+    whole = len(stored.rows) == context.mask.numel()
+    active, before, first, places, positions = stored.places_of(running), None, 0, None, None
+    for index in span.blocks:
+        store = cache.stores[context.purpose, index, span.loop]
+        again = store.track is before
+        if not again:
+            before, first = store.track, len(store.track)
+            places = stored.seq + first
+        in_order = whole and context.full and first == cache.uniform
+        parts = store.claim(slots, span.loop, in_order=in_order)
+        if not again:
+            assert store.track.positions is not None
+            positions = np.ascontiguousarray(store.track.positions.numpy())
+        if not whole:
+            for part in parts:
+                part[:, first : len(store.track)] = 0.0
+        keys, values = parts[0].numpy(), parts[1].numpy()
+        block(
+            state, *cache.views[index].arrays, *stored.arrays, places, positions, active, keys,
+            values,
+        )  # fmt: skip
 
 
 def product(rows: Float[Tensor, "row dim"], layer: nn.Linear) -> Float[Tensor, "row out"]:
@@ -182,8 +197,6 @@ class _Call:
         self.turned = context.turns[0][0].shape[-1]
         self.every = _Chosen(context.mask, context)
         self._known = {self.every.key: self.every}
-        self._track: Track | None = None
-        self._positions = np.empty((0, 0), np.int64)
 
     def chosen(self, marked: Tensor, context: Context) -> "_Chosen":
         """Some of the rows; worked out once for all spans that run them."""
@@ -191,13 +204,6 @@ class _Call:
         if key not in self._known:
             self._known[key] = _Chosen(marked, context)
         return self._known[key]
-
-    def positions(self, track: Track) -> np.ndarray:
-        """Of a track's slots, (batch, slot); blocks with the same history share one."""
-        if track is not self._track:
-            assert track.positions is not None
-            self._track, self._positions = track, np.ascontiguousarray(track.positions.numpy())
-        return self._positions
 
 
 class _Chosen:

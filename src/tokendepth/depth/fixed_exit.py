@@ -50,7 +50,7 @@ class FixedExit(Policy):
         self.config = FixedExitConfig(depth=int(given)) if given.ndim == 0 else None
 
     def start(self, hidden: Tensor, context: Context) -> State:
-        """The depth of each token of the call.
+        """The decisions of all spans; those between two depths share one.
 
         Raises:
             ValueError: a depth at which no span ends.
@@ -77,11 +77,17 @@ class FixedExit(Policy):
             raise ValueError(
                 f"depth: got shape {tuple(depth.shape)} for a call of {tuple(context.mask.shape)}"
             )
-        return depth.expand(context.positions.shape)
+        first = torch.tensor(schedule.first_visit, device=depth.device)
+        keeps = depth.expand(context.positions.shape) > first[:, None, None]
+        changes = (keeps[1:] != keeps[:-1]).flatten(1).any(dim=1).tolist()
+        made = [Decision(keep=keeps[0])]
+        for keep, changed in zip(keeps[1:], changes, strict=True):
+            made.append(Decision(keep=keep) if changed else made[-1])
+        return made
 
     def decide(
         self, span: Span, hidden: Tensor, state: State, context: Context
     ) -> tuple[Decision, State]:
         """Rows run while fewer blocks than their depth have run."""
         del span, hidden
-        return Decision(keep=state > context.schedule.first_visit[context.span_index]), state
+        return state[context.span_index], state

@@ -9,7 +9,7 @@ from torch import Tensor
 from tokendepth.depth.base import Context, Policy, State
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.nn.cache import Memory
-from tokendepth.types import Decision, Routing, Span
+from tokendepth.types import PLAIN, Decision, Routing, Span
 
 
 class Limited(Policy):
@@ -54,6 +54,8 @@ class Limited(Policy):
         """The policy's decision, for the rows below their limit."""
         decision, inner = self.policy.decide(span, hidden, state[0], context)
         allowed, limit = self.limit.decide(span, hidden, state[1], context)
+        if decision is PLAIN:
+            return allowed, (inner, limit)
         assert allowed.keep is not None
         keep = allowed.keep if decision.keep is None else decision.keep & allowed.keep
         return replace(decision, keep=keep), (inner, limit)

@@ -1,5 +1,7 @@
 """A run that was stopped goes on as if it had not been, bit for bit."""
 
+import json
+
 import pytest
 import torch
 
@@ -107,3 +109,17 @@ def test_a_restored_optimizer_steps_as_the_one_before(text, tmp_path):
     assert max(counts) == 10.0  # fewer for blocks that a random depth has left out
     assert live.position.batches == 10
     assert live.position.tokens == 10 * 4 * 16
+
+
+def test_another_machine_is_said(text, tmp_path):
+    train(tiny(), text, tmp_path / "run", options=stop_after(1))
+    file = tmp_path / "run" / "manifest.json"
+    made = json.loads(file.read_text())
+    file.write_text(json.dumps(made | {"threads": made["threads"] + 1, "torch": "2.0"}))
+    said = []
+    resume(tmp_path / "run", options=TrainOptions(say=said.append))
+    assert [line.split(":")[0] for line in said[-2:]] == [
+        f"it began on {made['threads'] + 1} threads and goes on with {made['threads']} "
+        f"(OMP_NUM_THREADS={made['threads'] + 1} gives as many)",
+        f"it began with torch 2.0 and goes on with {torch.__version__}",
+    ]

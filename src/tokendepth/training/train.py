@@ -3,7 +3,7 @@
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +103,25 @@ def resume(
         live = _live(opened.recipe, resolve_device(device or opened.manifest.device))
         restore(opened.checkpoint, live)
         options.say(f"going on with {folder} after step {live.position.step}")
+        for change in _changed_since(opened, live.decoder.embedding.weight.device):
+            options.say(
+                f"{change}: the numbers will differ in their last digits from an unbroken run"
+            )
         return _fit(opened, texts, live, options)
+
+
+def _changed_since(run: Run, device: torch.device) -> Iterator[str]:
+    """What rounds sums otherwise than where the run began."""
+    made = run.manifest
+    if made.threads != torch.get_num_threads():
+        yield (
+            f"it began on {made.threads} threads and goes on with {torch.get_num_threads()} "
+            f"(OMP_NUM_THREADS={made.threads} gives as many)"
+        )
+    if made.torch != torch.__version__:
+        yield f"it began with torch {made.torch} and goes on with {torch.__version__}"
+    if made.device != str(device):
+        yield f"it began on {made.device} and goes on with {device}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,8 @@ class Transition:
 
     source: int
     target: int
+    final_norm: bool
+    """Whether the target is taken after the final norm."""
     a: float
     p: float
     floor: float
@@ -77,6 +79,11 @@ class Transition:
     explained: float
     """Share of variance that the camera sees."""
     verdict: str
+
+    @property
+    def name(self) -> str:
+        """Its layers in words."""
+        return f"{self.source}-{self.target}" + (" normed" if self.final_norm else "")
 
     @property
     def resolvable(self) -> bool:
@@ -117,6 +124,7 @@ def measure_transition(
     seeds: Sequence[int],
     num_directions: int = 2000,
     explained: float = 1.0,
+    final_norm: bool = False,
 ) -> Transition:
     """Measure how x moves to y.
 
@@ -128,6 +136,7 @@ def measure_transition(
         seeds: of the samples, one repetition each.
         num_directions: of the sliced bound.
         explained: share of variance that the coordinates stand for.
+        final_norm: the target is taken after the final norm.
 
     Raises:
         ValueError: fewer than 3 n points.
@@ -151,6 +160,7 @@ def measure_transition(
     return Transition(
         source=layers[0],
         target=layers[1],
+        final_norm=final_norm,
         a=a,
         p=p,
         floor=floor,

@@ -33,7 +33,7 @@ def transition_grid(result: Transport) -> Grid:
 def _cells(each: Transition) -> tuple[str, ...]:
     per_p = (each.floor / each.p, each.a / each.p) if each.p > 0.0 else (np.inf, np.inf)
     return (
-        f"{each.source}-{each.target}",
+        each.name,
         "n.r." if each.verdict == "not resolvable" else each.verdict,
         *(f"{value:.3g}" for value in per_p),
         _shown(each.e),

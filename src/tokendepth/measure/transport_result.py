@@ -87,6 +87,8 @@ def _short(each: Transition) -> dict[str, Any]:
         "a_over_p": each.a / each.p if each.p > 0.0 else None,
         "e": each.e.value,
         "ebar": each.ebar.value,
+        "ebar_error": each.ebar_error,
+        "ebar_extrapolated": each.ebar_extrapolated.value,
         "ebar_calibration": each.ebar_calibration.value,
         "floor_over_p": each.floor / each.p if each.p > 0.0 else None,
         "sliced": each.sliced,

@@ -17,8 +17,9 @@ def transition_grid(result: Transport) -> Grid:
     return Grid(
         title=f"Transport between layers of {result.model}",
         columns=(
-            "layers", "verdict", "floor/P", "A/P", "e", "ebar", "range", "calibration", "sliced",
-            "rho", "null", "cosine", "Gaussian R2", "remainder rho", "n", "n needed",
+            "layers", "verdict", "floor/P", "A/P", "e", "ebar", "range", "error", "n to inf",
+            "calibration", "sliced", "rho", "null", "cosine", "Gaussian R2", "remainder rho", "n",
+            "n needed",
         ),
         num_left=2,
         narrow=(
@@ -39,6 +40,8 @@ def _cells(each: Transition) -> tuple[str, ...]:
         _shown(each.e),
         _shown(each.ebar),
         _range(each.ebar),
+        _number(each.ebar_error),
+        _shown(each.ebar_extrapolated),
         _shown(each.ebar_calibration),
         f"{each.sliced:.2f}",
         _shown(each.rho),
@@ -118,6 +121,10 @@ def notes(result: Transport) -> Iterator[str]:
             f"In {len(moved)} of {len(result.transitions)} transitions the radius hardly changes, "
             "so the calibration is an expansion with moves as large as the real ones."
         )
+    yield (
+        "error: standard error of ebar over samples, from the prices of its assignments; n to inf: "
+        "ebar for samples without end, if its bias falls as the floor does."
+    )
     explained = [each.explained for each in result.transitions]
     if explained:
         yield f"The camera sees {min(explained):.1%} of the variance it was made from."

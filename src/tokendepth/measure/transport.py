@@ -81,6 +81,7 @@ def transport(
             if given.camera != "full":
                 kept.keep_seen(seen)
         n = given.n or min(DEFAULT_N, seen.facts["num_points"] // 3)
+        on_progress("transitions", 0, len(pairs))
         for number, pair in enumerate(pairs):
             if pair not in done:
                 x, y = (end.double().numpy() for end in seen.ends[pair])

@@ -3,8 +3,8 @@
     python benchmarks/couplings.py [--seeds 20] [--n 4000] [--couplings rotation …]
 
 Clouds of 3 n points in 16 dimensions with singular values 4 k^-1.5, as those of a model. Prints one
-JSON row a coupling: the share of seeds with the right verdict, what was read, its scatter over seeds
-beside the standard error that was told, and the extrapolated reading beside the truth.
+JSON row a coupling: the share of seeds with the right verdict, what was read, its scatter over
+seeds beside the standard error that was told, and the extrapolated reading beside the truth.
 """
 
 import argparse

@@ -18,7 +18,7 @@ def transition_grid(result: Transport) -> Grid:
         title=f"Transport between layers of {result.model}",
         columns=(
             "layers", "verdict", "floor/P", "A/P", "e", "ebar", "range", "error", "n to inf",
-            "calibration", "sliced", "rho", "null", "cosine", "Gaussian R2", "remainder rho", "n",
+            "calibration", "sliced", "rho", "null", "cosine", "Gaussian R2", "remainder rho",
             "n needed",
         ),
         num_left=2,
@@ -26,9 +26,13 @@ def transition_grid(result: Transport) -> Grid:
             "layers", "verdict", "floor/P", "A/P", "e", "ebar", "calibration", "sliced", "rho",
         ),
         caption=f"{result.num_points:,} points of {result.num_types:,} token types, "
-        f"{result.num_positions:,} positions; n.r. = not resolvable",
+        f"{result.num_positions:,} positions, samples of {_sizes(result)}; n.r. = not resolvable",
         rows=[_cells(each) for each in result.transitions],
     )  # fmt: skip
+
+
+def _sizes(result: Transport) -> str:
+    return ", ".join(f"{n:,}" for n in sorted({each.n for each in result.transitions})) or "none"
 
 
 def _cells(each: Transition) -> tuple[str, ...]:
@@ -47,7 +51,6 @@ def _cells(each: Transition) -> tuple[str, ...]:
         _shown(each.rho),
         *(_number(value) for value in (each.rho_null, each.cosine, each.gaussian_r2)),
         _shown(each.remainder_rho),
-        f"{each.n:,}",
         "not told" if each.n_needed is None else f"{each.n_needed:,}",
     )
 
@@ -88,7 +91,7 @@ def transport_figure(result: Transport) -> Figure:
     right.set(title="Sampling floor", xlabel="layer")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
     return figure
 
 

@@ -20,17 +20,18 @@ class Kept:
             folder.mkdir(parents=True, exist_ok=True)
 
     def transitions(self) -> dict[Pair, Transition]:
-        """Those of the same measurement; a line that a kill has torn is left out."""
+        """Those of the same measurement; torn lines and those of other versions are left out."""
         found = {}
         if self._folder is not None and (self._folder / "transitions.jsonl").is_file():
             for line in (self._folder / "transitions.jsonl").read_text().splitlines():
                 try:
                     stored = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                if stored.pop("fingerprint") == self._mark:
+                    if stored.pop("fingerprint") != self._mark:
+                        continue
                     each = Transition.from_dict(stored)
-                    found[each.source, each.target + each.final_norm] = each
+                except (json.JSONDecodeError, TypeError):
+                    continue
+                found[each.source, each.target + each.final_norm] = each
         return found
 
     def add(self, each: Transition) -> None:

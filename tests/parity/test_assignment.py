@@ -11,8 +11,8 @@ from scipy.spatial.distance import cdist
 
 from tokendepth.measure import assignment as module
 from tokendepth.measure.assignment import Assignment, assign, assign_cost
-from tokendepth.measure.pair_costs import SquaredDistances
-from tokendepth.measure.pair_search import broken_pairs
+from tokendepth.measure.pair_costs import GivenCosts, SquaredDistances
+from tokendepth.measure.pair_search import broken_pairs, near_pairs
 
 
 def distances(source, target):
@@ -268,6 +268,50 @@ def test_floors_hold_where_a_product_cannot_tell_pairs_apart(price):
     found = assign(source, target)
     dual = found.dual_source[:, None] + found.dual_target
     assert (dual - distances(source, target) <= 1e-14 * np.abs(found.dual_source[:, None])).all()
+
+
+@pytest.mark.parametrize("panel", [4096, 300])
+@pytest.mark.parametrize("dim", [3, 70])
+def test_near_pairs_are_the_nearest_of_each_row_and_column(panel, dim, monkeypatch):
+    monkeypatch.setattr("tokendepth.measure.pair_search.PANEL", panel)
+    source, target = clouds("independent", 700, dim)
+    costs = SquaredDistances(source[:650], target)
+    u, v = np.random.default_rng(1).random(650), np.random.default_rng(2).random(700)
+    matrix = distances(source[:650], target)
+    reduced = matrix - u[:, None] - v
+    wanted = np.zeros(matrix.shape, bool)
+    np.put_along_axis(wanted, np.argpartition(reduced, 9, axis=1)[:, :9], True, axis=1)
+    np.put_along_axis(wanted, np.argpartition(reduced, 9, axis=0)[:9], True, axis=0)
+    for found in (near_pairs(costs, u, v, 9), near_pairs(GivenCosts(matrix), u, v, 9)):
+        rows, columns, exact = found
+        marked = np.zeros(matrix.shape, bool)
+        marked[rows, columns] = True
+        assert (marked == wanted).all()
+        assert exact == pytest.approx(matrix[rows, columns], rel=1e-12)
+        assert len(rows) == marked.sum()
+    rows, columns, _ = near_pairs(costs, u, v, 700, below=float(np.quantile(reduced, 0.001)))
+    assert len(rows) == 0 or (reduced[rows, columns] < 0).all()
+
+
+def test_what_float32_cannot_tell_apart_is_looked_at_again():
+    """Clusters so tight that all pairs within one lie inside float32's error."""
+    random = np.random.default_rng(0)
+    centres = random.standard_normal((4, 5))
+    source, target = (
+        centres[random.integers(4, size=200)] + 1e-6 * random.standard_normal((200, 5))
+        for _ in range(2)
+    )
+    costs = SquaredDistances(source, target)
+    matrix = distances(source, target)
+    u, v = matrix.min(axis=1) + 1e-13, np.zeros(200)
+    asked = np.arange(10, 190)
+    found = broken_pairs(costs, u, v, asked)
+    broken = np.unique(found.rows)
+    assert len(broken) > 150
+    assert (np.diff(found.rows) >= 0).all()
+    assert (found.costs < u[found.rows]).all()
+    quiet = np.isfinite(found.floor)
+    assert found.floor[quiet] == pytest.approx(matrix[asked[quiet]].min(axis=1), rel=1e-9)
 
 
 def test_the_start_does_not_change_the_result(monkeypatch):

@@ -12,6 +12,9 @@ from tokendepth.measure.moves import (
     corrected_cost,
     efficiency,
     expansion,
+    extrapolated,
+    fall,
+    halved_cost,
     move_sizes,
     resolvable,
     sliced,
@@ -195,3 +198,52 @@ def test_it_comes_back_from_json():
     x = plane(n=90)
     found = measured(x, 2 * x)
     assert Transition.from_dict(found.to_dict()) == found
+
+
+def drawn(seed, n, dim):
+    """Three samples of an expansion by 1.8, whose squared distance is 0.64 times the spread."""
+    spectrum = 4 * np.arange(1, dim + 1) ** -1.5
+    x, y, z = np.random.default_rng(seed).standard_normal((3, n, dim)) * spectrum
+    return (x, 1.8 * y, 1.8 * z), 0.64 * float(np.square(spectrum).sum())
+
+
+@pytest.mark.parametrize("dim", [2, 8])
+def test_the_standard_error_is_the_scatter_of_repeated_samples(dim):
+    costs = [corrected_cost(*drawn(seed, 150, dim)[0]) for seed in range(60)]
+    scatter = np.std([cost.value for cost in costs], ddof=1)
+    told = np.mean([cost.error for cost in costs])
+    assert 0.75 * scatter < told < 1.4 * scatter
+
+
+def test_bias_that_falls_by_a_power_is_taken_off_exactly():
+    for alpha in (0.3, 1.0):
+        small, large = (2.0 + 5.0 * n**-alpha for n in (100, 200))
+        assert fall(5.0 * 200**-alpha, 5.0 * 100**-alpha) == pytest.approx(alpha)
+        assert extrapolated(large, small, alpha) == pytest.approx(2.0, rel=1e-12)
+    assert extrapolated(2.0, 3.0, fall(1.0, 1.01)) is None
+    assert fall(0.0, 0.0) == 0.0
+
+
+def test_extrapolation_is_honest_where_the_answer_is_known():
+    """It brings readings of an optimal coupling, whose ebar is 1, most of the way there."""
+    read, halves, floors = [], [], []
+    for seed in range(20):
+        samples, p = drawn(seed, 300, 12)
+        cost, half = corrected_cost(*samples), halved_cost(*samples)
+        read.append(cost.value / p)
+        halves.append(half[0] / p)
+        floors.append((cost.floor, half[1]))
+    alpha = fall(*np.mean(floors, axis=0))
+    better = np.mean([extrapolated(*pair, alpha) for pair in zip(read, halves, strict=True)])
+    assert np.mean(halves) < np.mean(read) < 0.9
+    assert abs(better - 1) < 0.5 * abs(np.mean(read) - 1)
+
+
+def test_a_transition_tells_its_error_and_where_it_leads_only_if_it_is_resolvable():
+    x = plane()
+    found = measured(x, 2 * x + 1, seeds=range(2))
+    assert found.ebar_extrapolated.value == pytest.approx(1, abs=4 * found.ebar_error)
+    assert 0 < found.ebar_error < 0.3
+    hidden = measured(x, x + 0.01 * np.random.default_rng(3).standard_normal(x.shape))
+    assert not hidden.resolvable
+    assert (hidden.ebar_error, hidden.ebar_extrapolated.value) == (None, None)

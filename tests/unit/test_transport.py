@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tokendepth.measure import clouds as clouds_module
 from tokendepth.measure import transport as module
 from tokendepth.measure.camera import CAMERAS, make_camera
 from tokendepth.measure.capture import capture
@@ -52,6 +53,48 @@ def test_mean_flow_is_the_mean_over_occurrences(llama, cut, batch, layer):
     assert clouds.num_positions == sum(counts.values()) == sum(len(w.ids) - 1 for w in cut)
     expected = torch.stack([sums[each] / counts[each] for each in types]).float()
     torch.testing.assert_close(clouds.states[layer], expected)
+
+
+@pytest.mark.parametrize("few", [0, 1, 8])
+def test_sums_of_many_terms_and_of_few_give_the_same_means(llama, cut, few, monkeypatch):
+    whole = capture_clouds(llama.view, cut, max_points=10**6)
+    assert whole.occurrences.min() <= clouds_module.FEW < whole.occurrences.max()
+    monkeypatch.setattr(clouds_module, "FEW", few)
+    split = capture_clouds(llama.view, cut, max_points=10**6)
+    for layer in (0, 4):
+        torch.testing.assert_close(split.states[layer], whole.states[layer])
+
+
+def test_the_exit_through_the_final_norm(llama, texts, cut):
+    clouds = capture_clouds(llama.view, cut, max_points=10**6, final_norm=True)
+    plain = capture_clouds(llama.view, cut, max_points=10**6)
+    assert plain.normed is None
+    assert len(clouds.states) == len(plain.states)
+    total = torch.zeros(clouds.normed.shape[1], dtype=torch.float64)
+    for window in cut:
+        last = capture(llama.view, torch.tensor([window.ids]))[4][0, 1:]
+        total += llama.model.model.norm(last).detach().double().sum(dim=0)
+    found = (clouds.normed.double() * clouds.occurrences[:, None]).sum(dim=0)
+    torch.testing.assert_close(found, total, rtol=1e-5, atol=1e-4)
+    result = transport(texts, llama, final_norm=True, **SMALL)
+    assert [each.name for each in result.transitions][3:] == ["3-4", "3-4 normed"]
+    assert len(result.steps) == 4
+    normed, before = result.transitions[4], result.transitions[3]
+    assert (normed.final_norm, normed.source, normed.target) == (True, 3, 4)
+    assert normed.a != before.a
+    # The camera is made of what lies before the norm, so the other rows stay what they were.
+    assert result.transitions[:4] == transport(texts, llama, **SMALL).transitions
+
+
+def test_the_exit_is_kept_and_found_again(llama, texts, tmp_path, monkeypatch):
+    first = transport(texts, llama, final_norm=True, resume=tmp_path, **SMALL)
+    kept = tmp_path / "transitions.jsonl"
+    older = json.loads(kept.read_text().splitlines()[0])
+    del older["ebar_error"]
+    kept.write_text(json.dumps(older) + "\n" + kept.read_text())
+    monkeypatch.setattr(module, "measure_transition", None)
+    again = transport(texts, llama, final_norm=True, resume=tmp_path, **SMALL)
+    assert again.transitions == first.transitions
 
 
 def test_raw_clouds_hold_single_states(llama, cut):
@@ -136,7 +179,7 @@ def test_it_goes_on_where_it_was_interrupted(llama, texts, tmp_path, monkeypatch
     def not_again(*args, **options):
         raise AssertionError("the model ran again")
 
-    monkeypatch.setattr(module, "capture_clouds", not_again)
+    monkeypatch.setattr(module, "see", not_again)
     result = transport(texts, llama, resume=tmp_path, **SMALL)
     assert calls[3:] == [(2, 3), (3, 4)]
     assert result.transitions == whole.transitions

@@ -69,6 +69,10 @@ class DecoderView:
             )
         return wide(self.model.read_out(states))
 
+    def normed(self, states: Float[Tensor, "token dim"]) -> Float[Tensor, "token dim"]:
+        """After the final norm."""
+        return self.model.final_norm(states)
+
     def source_of(self, state: int) -> tuple[str, nn.Module]:
         """What computed a state: its name and module."""
         if state == 0:

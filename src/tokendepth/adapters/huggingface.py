@@ -101,8 +101,7 @@ class HuggingFaceView:
         Exactly the model's own arithmetic, final norm included, so that the last state gives the
         model's logits. Returned in float32 (float64 for a float64 model).
         """
-        for module in self.tail:
-            states = module(states)
+        states = self.normed(states)
         if isinstance(self.unembed, nn.Embedding):
             logits = functional.linear(states, self.unembed.weight)
         else:
@@ -111,6 +110,12 @@ class HuggingFaceView:
         if self.logit_softcap is not None:
             logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
         return wide(logits)
+
+    def normed(self, states: Float[Tensor, "token dim"]) -> Float[Tensor, "token out"]:
+        """What the unembedding would read if the given states were the last ones."""
+        for module in self.tail:
+            states = module(states)
+        return states
 
     def states(
         self, input_ids: Tensor, attention_mask: Tensor | None, wanted: Sequence[int]

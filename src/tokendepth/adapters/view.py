@@ -66,6 +66,10 @@ class View(Protocol):
         """Logits that the model would give if the given states were its last ones."""
         ...
 
+    def normed(self, states: Float[Tensor, "token dim"]) -> Float[Tensor, "token out"]:
+        """What the unembedding would read if the given states were the last ones."""
+        ...
+
     def source_of(self, state: int) -> tuple[str, nn.Module]:
         """What computed a state: its name and module."""
         ...

@@ -10,9 +10,11 @@ from tyro.conf import OmitArgPrefixes
 from tokendepth.adapters.huggingface import Parts
 from tokendepth.cli.documents import TextOptions
 from tokendepth.cli.place import Place
-from tokendepth.cli.progress import progress
+from tokendepth.cli.progress import progress_of
 from tokendepth.cli.results import finish
 from tokendepth.measure.transport_options import TransportOptions
+
+STAGES = {"tokens": ("reading", "tokens"), "transitions": ("measuring", "transitions")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +43,10 @@ class TransportCommand:
         loaded = self.place.load(self.model, errors, self.parts)
         code = 0
         try:
-            with (
-                progress(errors, "reading", "tokens") as reading,
-                progress(errors, "measuring", "transitions") as measuring,
-            ):
-                tell = {"tokens": reading, "transitions": measuring}
+            with progress_of(errors, STAGES) as tell:
                 result = transport(
-                    texts, loaded, names=names, resume=out,
-                    on_progress=lambda stage, done, total: tell[stage](done, total),
-                    **vars(self.measure),
-                )  # fmt: skip
+                    texts, loaded, names=names, resume=out, on_progress=tell, **vars(self.measure)
+                )
         except TransportInterrupted as interruption:
             if interruption.result is None:
                 raise

@@ -118,8 +118,9 @@ class _Rounds:
         before = len(self.graph.head)
         self.graph = merged(self.graph, rows, columns, exact)
         if len(self.graph.head) == before:  # what is left is rounding, of pairs known already
-            found = broken_pairs(self.costs, self.u, self.v, stale, certain=True)
-            self.floor[stale] = found.floor
+            unsure = stale if many else stale[~np.isfinite(self.floor[stale])]
+            found = broken_pairs(self.costs, self.u, self.v, unsure, certain=True)
+            self.floor[unsure] = found.floor
             return False
         lowest = np.zeros(len(self.u))
         np.minimum.at(lowest, rows, exact - self.u[rows] - self.v[columns])

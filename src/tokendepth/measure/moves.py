@@ -20,6 +20,7 @@ from tokendepth.measure.assignment import assign
 
 RESOLVABLE = 0.30  # floor over the cost in question, at most
 MOSTLY_SHIFT = 0.01  # P / (A + P) up to which the move is a shift, which is always optimal
+LEAST_FALL = 0.05  # a bias that falls slower than n^-0.05 is not extrapolated
 TOLERANCE = 0.15  # between a reading and the reading of a coupling known to be optimal
 
 Cloud = Float[np.ndarray, "point dim"]
@@ -36,6 +37,9 @@ class Cost:
     permutation: Int[np.ndarray, " some"]
     gap: float
     """The larger relative gap of the two assignments."""
+    error: float
+    """Standard error of the value over samples, to first order: a point that is drawn changes a
+    cost by its price, so the variances of the prices are those of the costs."""
 
 
 def move_sizes(x: Cloud, y: Cloud) -> tuple[float, float]:
@@ -71,12 +75,34 @@ def corrected_cost(source: Cloud, target: Cloud, second_target: Cloud) -> Cost:
         second_target: another of the target cloud.
     """
     raw, floor = assign(source, target), assign(second_target, target)
+    prices = (raw.dual_source, raw.dual_target - floor.dual_target, floor.dual_source)
     return Cost(
         value=raw.cost - floor.cost,
         floor=floor.cost,
         permutation=raw.permutation,
         gap=max(raw.gap, floor.gap),
+        error=(sum(float(each.var()) for each in prices) / len(source)) ** 0.5,
     )
+
+
+def halved_cost(source: Cloud, target: Cloud, second_target: Cloud) -> tuple[float, float]:
+    """Value and floor, as of `corrected_cost`, at half the size: the mean over both halves."""
+    halves = (slice(0, len(source) // 2), slice(len(source) // 2, 2 * (len(source) // 2)))
+    costs = [corrected_cost(source[half], target[half], second_target[half]) for half in halves]
+    return sum(cost.value for cost in costs) / 2, sum(cost.floor for cost in costs) / 2
+
+
+def fall(floor: float, floor_of_half: float) -> float:
+    """The power alpha by which a floor falls with the size of the sample, like n^-alpha."""
+    return float(np.log2(floor_of_half / floor)) if floor > 0.0 < floor_of_half else 0.0
+
+
+def extrapolated(value: float, value_of_half: float, alpha: float) -> float | None:
+    """The value for samples without end, if its bias falls like n^-alpha; None if it hardly falls.
+
+    What is left of the bias after the floor is taken off falls as the floor does.
+    """
+    return value + (value - value_of_half) / (2**alpha - 1) if alpha > LEAST_FALL else None
 
 
 def efficiency(a: float, p: float, ebar: float) -> float:

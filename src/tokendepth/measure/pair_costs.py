@@ -14,12 +14,18 @@ class PairCosts(ABC):
     """What an assignment needs to know about the cost of each pair of a row and a column."""
 
     shape: tuple[int, int]
+    cheap_when_rough: bool
+    """Whether float32 saves enough to look there first."""
 
     @abstractmethod
     def of(
         self, rows: Int[np.ndarray, " pair"], columns: Int[np.ndarray, " pair"]
     ) -> Float[np.ndarray, " pair"]:
         """Exact costs, to the last few bits."""
+
+    @abstractmethod
+    def turned(self) -> "PairCosts":
+        """The same costs with rows and columns exchanged."""
 
     @abstractmethod
     def prepare(self, prices: Float[np.ndarray, " column"], *, rough: bool) -> "Blocks":
@@ -31,7 +37,7 @@ class Blocks(ABC):
 
     base: Float[np.ndarray, " row"]
     error: Float[np.ndarray, " row"]
-    """No entry of the row is wrong by more; told for float64 only."""
+    """No entry of the row is wrong by more."""
     width: int
     """How many numbers an entry is computed from: more than a few, and a product of matrices is
     best left to many threads of its own."""
@@ -51,6 +57,8 @@ class SquaredDistances(PairCosts):
     wherever they lie. Approximate ones come from a product of coordinates less a common centre.
     """
 
+    cheap_when_rough = True
+
     def __init__(
         self, source: Float[np.ndarray, "row dim"], target: Float[np.ndarray, "column dim"]
     ) -> None:
@@ -66,6 +74,10 @@ class SquaredDistances(PairCosts):
     ) -> Float[np.ndarray, " pair"]:
         """Sums of squared differences."""
         return _squared(self.source, self.target, rows, columns)
+
+    def turned(self) -> "SquaredDistances":
+        """From the targets to the sources."""
+        return SquaredDistances(self.target, self.source)
 
     def between(self, rows: slice, columns: slice) -> Float[np.ndarray, "some others"]:
         """Costs of a block of pairs, up to the rounding of a matrix product."""
@@ -94,7 +106,7 @@ class ProductBlocks(Blocks):
         base: Float[np.ndarray, " row"],
         error: Float[np.ndarray, " row"],
     ) -> None:
-        self._left, self._right = left, np.ascontiguousarray(right.T)
+        self.left, self.right = left, np.ascontiguousarray(right.T)
         self.base, self.error = base, error
         self.width, self.dtype = left.shape[1], left.dtype.type
 
@@ -102,12 +114,14 @@ class ProductBlocks(Blocks):
         self, rows: Int[np.ndarray, " some"], columns: slice, room: np.ndarray
     ) -> Float[np.ndarray, "some columns"]:
         """One matrix product."""
-        right = self._right[:, columns]
-        return np.matmul(self._left[rows], right, out=room[: len(rows), : right.shape[1]])
+        right = self.right[:, columns]
+        return np.matmul(self.left[rows], right, out=room[: len(rows), : right.shape[1]])
 
 
 class GivenCosts(PairCosts):
     """The entries of a matrix."""
+
+    cheap_when_rough = False
 
     def __init__(self, matrix: Float[np.ndarray, "row column"]) -> None:
         self._matrix = matrix
@@ -122,12 +136,15 @@ class GivenCosts(PairCosts):
         """As they stand there."""
         return self._matrix[rows, columns]
 
+    def turned(self) -> "GivenCosts":
+        """The transposed matrix."""
+        return GivenCosts(self._matrix.T)
+
     def prepare(self, prices: Float[np.ndarray, " column"], *, rough: bool) -> "MatrixBlocks":
         """Entries less prices; the base of a row is its smallest entry."""
-        error = 4 * EPS * (self._largest + np.abs(prices).max())
-        return MatrixBlocks(
-            self._matrix, prices, self.least, error, np.float32 if rough else np.float64
-        )
+        dtype = np.float32 if rough else np.float64
+        error = 4 * float(np.finfo(dtype).eps) * (self._largest + np.abs(prices).max())
+        return MatrixBlocks(self._matrix, prices, self.least, error, dtype)
 
 
 class MatrixBlocks(Blocks):

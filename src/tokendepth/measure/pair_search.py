@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from tokendepth.measure.candidates import find_below, keep_nearest
-from tokendepth.measure.pair_costs import EPS, Blocks, PairCosts
+from tokendepth.measure.candidates import (
+    find_below,
+    keep_nearest,
+    nearest_products,
+    products_below,
+)
+from tokendepth.measure.pair_costs import EPS, Blocks, PairCosts, ProductBlocks
 from tokendepth.measure.sparse_graph import distinct_pairs
 
 PANEL = 4096  # columns of a block
@@ -53,24 +58,10 @@ def near_pairs(
         Rows, ascending, columns, and exact costs.
     """
     num_rows, num_columns = costs.shape
-    blocks = costs.prepare(v, rough=True)
-    shift = (blocks.base - u).astype(np.float32)
-    row_limit = np.float32(below) - shift
-    near = np.full((num_rows, min(width, num_columns)), np.inf, np.float32)
-    columns = np.zeros(near.shape, np.int64)
-
-    def search(part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        limit = np.full(num_columns, below, np.float32)
-        values = np.full((num_columns, min(width, num_rows)), np.inf, np.float32)
-        rows = np.zeros(values.shape, np.int64)
-        for begin, column, block in _tiles(blocks, part, num_columns):
-            keep_nearest(
-                block, part[begin], column, shift, row_limit, near, columns, limit, values, rows
-            )
-        return values, rows
-
-    found = _in_parts(blocks, np.arange(num_rows), search)
-    values, rows = _smallest(found, min(width, num_rows))
+    by_row = costs.prepare(v, rough=True)
+    near, columns = _nearest(by_row, below - (by_row.base - u), num_columns, width)
+    by_column = costs.turned().prepare(u, rough=True)
+    values, rows = _nearest(by_column, below - (by_column.base - v), num_rows, width)
     row_fill, column_fill = (np.isfinite(each).sum(axis=1) for each in (near, values))
     tail, head = distinct_pairs(columns, row_fill, rows, column_fill)
     exact = costs.of(tail, head)
@@ -78,6 +69,30 @@ def near_pairs(
         return tail, head, exact
     real = _breaks(exact, u[tail], v[head])
     return tail[real], head[real], exact[real]
+
+
+def _nearest(
+    blocks: Blocks, limit: Float[np.ndarray, " row"], num_columns: int, width: int
+) -> tuple[Float[np.ndarray, "row near"], Int[np.ndarray, "row near"]]:
+    """The smallest entries of each row below its limit, ascending, and their columns."""
+    below = limit.astype(np.float32)
+    near = np.full((len(limit), min(width, num_columns)), np.inf, np.float32)
+    columns = np.zeros(near.shape, np.int64)
+
+    def search(part: np.ndarray) -> None:
+        if isinstance(blocks, ProductBlocks) and blocks.width <= NARROW:
+            here = slice(part[0], part[-1] + 1)
+            nearest_products(
+                blocks.left[here], blocks.right, PANEL, _height(blocks, num_columns), below[here],
+                near[here], columns[here],
+            )  # fmt: skip
+            return
+        for begin, column, block in _tiles(blocks, part, num_columns):
+            here = slice(part[begin], part[begin] + len(block))
+            keep_nearest(block, column, below[here], near[here], columns[here])
+
+    _in_parts(blocks, np.arange(len(limit)), search)
+    return near, columns
 
 
 def broken_pairs(
@@ -100,56 +115,96 @@ def broken_pairs(
         certain: also where a row breaks more pairs than it can report, which costs a pass over the
             row in exact arithmetic; without it such a floor is minus infinity.
     """
-    blocks = costs.prepare(v, rough=False)
-    bound = (u - blocks.base + blocks.error)[asked]
-    values = np.full((len(asked), min(ROOM, costs.shape[1])), np.inf)
+    found = _look(costs, u, v, asked, rough=costs.cheap_when_rough)
+    if costs.cheap_when_rough:
+        again = np.flatnonzero(found.crowded if certain else found.crowded & (found.broken == 0))
+        found = found.with_rows(again, _look(costs, u, v, asked[again], rough=False))
+    lowest = found.lowest
+    unsure = found.crowded & (found.broken > 0) & (not certain)
+    lowest[unsure] = -np.inf
+    for place in np.flatnonzero(found.crowded & ~unsure):
+        row = np.full(costs.shape[1], asked[place])
+        least = costs.of(row, np.arange(costs.shape[1])) - v - u[asked[place]]
+        lowest[place] = min(0.0, least.min())
+    rows, columns = asked[found.places], found.columns
+    return Broken(floor=u[asked] + lowest, rows=rows, columns=columns, costs=found.costs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """What one pass over some rows has shown."""
+
+    lowest: Float[np.ndarray, " some"]
+    """The least reduced cost that was found in each row; 0 if none lies below."""
+    crowded: Bool[np.ndarray, " some"]
+    """Rows with more entries near or below zero than are told apart."""
+    broken: Int[np.ndarray, " some"]
+    """How many pairs of each row break its price."""
+    places: Int[np.ndarray, " pair"]
+    """Those pairs' places among the rows, ascending, columns and exact costs."""
+    columns: Int[np.ndarray, " pair"]
+    costs: Float[np.ndarray, " pair"]
+
+    def with_rows(self, at: Int[np.ndarray, " part"], other: "_Look") -> "_Look":
+        """Some rows replaced by what another pass has shown."""
+        if len(at) == 0:
+            return self
+        told = {name: getattr(self, name).copy() for name in ("lowest", "crowded", "broken")}
+        for name, values in told.items():
+            values[at] = getattr(other, name)
+        kept = ~np.isin(self.places, at)
+        places = np.concatenate([self.places[kept], at[other.places]])
+        order = np.argsort(places, kind="stable")
+        return _Look(
+            **told,
+            places=places[order],
+            columns=np.concatenate([self.columns[kept], other.columns])[order],
+            costs=np.concatenate([self.costs[kept], other.costs])[order],
+        )
+
+
+def _look(
+    costs: PairCosts, u: np.ndarray, v: np.ndarray, asked: np.ndarray, *, rough: bool
+) -> _Look:
+    """One pass: entries within the error of the pass are computed again exactly."""
+    blocks = costs.prepare(v, rough=rough)
+    bound = np.nextafter((u - blocks.base + blocks.error)[asked].astype(blocks.dtype), np.inf)
+    values = np.full((len(asked), min(ROOM, costs.shape[1])), np.inf, blocks.dtype)
     where = np.zeros(values.shape, np.int64)
     count = np.zeros(len(asked), np.int64)
 
     def search(part: np.ndarray) -> None:
+        if isinstance(blocks, ProductBlocks) and blocks.width <= NARROW:
+            here = slice(part[0], part[-1] + 1)
+            products_below(
+                blocks.left[asked[here]], blocks.right, PANEL, _height(blocks, costs.shape[1]),
+                bound[here], values[here], where[here], count[here],
+            )  # fmt: skip
+            return
         for begin, column, block in _tiles(blocks, asked[part], costs.shape[1]):
-            here = part[begin : begin + len(block)]
-            here = slice(here[0], here[-1] + 1)
+            here = slice(part[begin], part[begin] + len(block))
             find_below(block, column, bound[here], values[here], where[here], count[here])
 
     _in_parts(blocks, np.arange(len(asked)), search)
-    at, rank = np.nonzero(np.isfinite(values))
-    rows, columns = asked[at], where[at, rank]
+    places, rank = np.nonzero(np.isfinite(values))
+    rows, columns = asked[places], where[places, rank]
     exact = costs.of(rows, columns)
-    reduced = exact - u[rows] - v[columns]
     lowest = np.zeros(len(asked))
-    np.minimum.at(lowest, at, reduced)
+    np.minimum.at(lowest, places, exact - u[rows] - v[columns])
     broken = _breaks(exact, u[rows], v[columns])
-    crowded = count > values.shape[1]
-    if not certain:
-        unsure = crowded & (np.bincount(at[broken], minlength=len(asked)) > 0)
-        lowest[unsure] = -np.inf
-        crowded &= ~unsure
-    for place in np.flatnonzero(crowded):
-        row = np.full(costs.shape[1], asked[place])
-        least = costs.of(row, np.arange(costs.shape[1])) - v - u[asked[place]]
-        lowest[place] = min(0.0, least.min())
-    return Broken(
-        floor=u[asked] + lowest, rows=rows[broken], columns=columns[broken], costs=exact[broken]
+    return _Look(
+        lowest=lowest,
+        crowded=count > values.shape[1],
+        broken=np.bincount(places[broken], minlength=len(asked)),
+        places=places[broken],
+        columns=columns[broken],
+        costs=exact[broken],
     )
 
 
 def _breaks(exact: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Which pairs cost less than their prices by more than rounding."""
     return exact - u - v < -8 * EPS * (np.abs(exact) + np.abs(u) + np.abs(v))
-
-
-def _smallest(
-    lists: list[tuple[np.ndarray, np.ndarray]], width: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Join the lists of several threads into one of the `width` smallest, ascending."""
-    values = np.concatenate([values for values, _ in lists], axis=1)
-    numbers = np.concatenate([numbers for _, numbers in lists], axis=1)
-    if len(lists) > 1:
-        order = np.argsort(values, axis=1)[:, :width]
-        values = np.take_along_axis(values, order, axis=1)
-        numbers = np.take_along_axis(numbers, order, axis=1)
-    return values, numbers
 
 
 def _tiles(
@@ -160,14 +215,19 @@ def _tiles(
     Yields:
         Where in `rows` the block begins, its first column, and its entries.
     """
-    width = min(num_columns, PANEL)
-    narrow = blocks.width <= NARROW
-    height = max(1, SMALL_PRODUCT // (width * blocks.width)) if narrow else 256
+    width, height = min(num_columns, PANEL), _height(blocks, num_columns)
     room = np.empty((min(height, len(rows)), width), blocks.dtype)
     for column in range(0, num_columns, width):
         columns = slice(column, min(column + width, num_columns))
         for begin in range(0, len(rows), height):
             yield begin, column, blocks.fill(rows[begin : begin + height], columns, room)
+
+
+def _height(blocks: Blocks, num_columns: int) -> int:
+    """Rows of a block."""
+    if blocks.width > NARROW:
+        return 256
+    return max(1, SMALL_PRODUCT // (min(num_columns, PANEL) * blocks.width))
 
 
 def _in_parts(blocks: Blocks, numbers: np.ndarray, work: Callable[[np.ndarray], Any]) -> list[Any]:

@@ -20,6 +20,9 @@ from tokendepth.measure.moves import (
     corrected_cost,
     efficiency,
     expansion,
+    extrapolated,
+    fall,
+    halved_cost,
     move_sizes,
     resolvable,
     sliced,
@@ -48,12 +51,18 @@ class Transition:
 
     source: int
     target: int
+    final_norm: bool
+    """Whether the target is taken after the final norm."""
     a: float
     p: float
     floor: float
     """Mean over seeds, of the target layer."""
     e: Reading
     ebar: Reading
+    ebar_error: float | None
+    """Standard error of ebar over samples of n points, from the prices of its assignments."""
+    ebar_extrapolated: Reading
+    """ebar for samples without end, if its bias falls as the floor does from n/2 to n."""
     ebar_calibration: Reading
     calibration: str
     """`radius` where the radius-matched expansion could be told, else `move`: an expansion with
@@ -79,6 +88,11 @@ class Transition:
     verdict: str
 
     @property
+    def name(self) -> str:
+        """Its layers in words."""
+        return f"{self.source}-{self.target}" + (" normed" if self.final_norm else "")
+
+    @property
     def resolvable(self) -> bool:
         """Whether ebar can be told: the floor is at most 30 % of P."""
         return resolvable(self.floor, self.p)
@@ -100,7 +114,8 @@ class Transition:
 @dataclass(frozen=True, kw_only=True)
 class _Seed:
     cost: Cost
-    floor_of_half: float
+    half: tuple[float, float]
+    """Value and floor of n/2 points."""
     radius: tuple[float, float]
     move: tuple[float, float]
     shift: float | None
@@ -117,6 +132,7 @@ def measure_transition(
     seeds: Sequence[int],
     num_directions: int = 2000,
     explained: float = 1.0,
+    final_norm: bool = False,
 ) -> Transition:
     """Measure how x moves to y.
 
@@ -128,6 +144,7 @@ def measure_transition(
         seeds: of the samples, one repetition each.
         num_directions: of the sliced bound.
         explained: share of variance that the coordinates stand for.
+        final_norm: the target is taken after the final norm.
 
     Raises:
         ValueError: fewer than 3 n points.
@@ -144,6 +161,8 @@ def measure_transition(
     bound = _sliced(xc, yc, directions)
     runs = [_one_seed(xc, yc, linear, (a, p, left), n, seed) for seed in seeds]
     floor = float(np.mean([run.cost.floor for run in runs]))
+    alpha = fall(floor, float(np.mean([run.half[1] for run in runs])))
+    error = float(np.mean([run.cost.error**2 for run in runs])) ** 0.5
     radius = all(run.radius[1] <= RESOLVABLE for run in runs)
     calibrations = [run.radius[0] if radius else run.move[0] for run in runs]
     ebar = [_over(run.cost.value, p) for run in runs]
@@ -151,11 +170,14 @@ def measure_transition(
     return Transition(
         source=layers[0],
         target=layers[1],
+        final_norm=final_norm,
         a=a,
         p=p,
         floor=floor,
         e=_reading([efficiency(a, p, value) for value in ebar] if tell_e else []),
         ebar=_reading(ebar if tell_ebar else []),
+        ebar_error=_over(error, p) if tell_ebar else None,
+        ebar_extrapolated=_reading(_without_end(runs, p, alpha) if tell_ebar else []),
         ebar_calibration=_reading(calibrations if tell_ebar else []),
         calibration="radius" if radius else "move",
         e_calibration=_reading([run.shift for run in runs if run.shift is not None]),
@@ -167,7 +189,7 @@ def measure_transition(
         gaussian_r2=1 - left / p if p > 0.0 else None,
         remainder_rho=_reading([r.remainder_rho for r in runs if r.remainder_rho is not None]),
         n=n,
-        n_needed=_needed(n, floor, float(np.mean([run.floor_of_half for run in runs])), p),
+        n_needed=_needed(n, floor, alpha, p),
         gap=max(run.cost.gap for run in runs),
         explained=explained,
         verdict=verdict(a, p, floor, float(np.mean(ebar)), float(np.mean(calibrations))),
@@ -187,12 +209,11 @@ def _one_seed(
     samples = three_samples(random, len(xc), n)
     source, target, second = samples
     cost = corrected_cost(xc[source], yc[target], yc[second])
-    half = assign(yc[second][: n // 2], yc[target][: n // 2]).cost if n > 1 else cost.floor
     spread = float(np.square(xc).sum(axis=1).mean())
     optimal = yc[target][cost.permutation] - xc[source]
     return _Seed(
         cost=cost,
-        floor_of_half=half,
+        half=halved_cost(xc[source], yc[target], yc[second]),
         radius=calibrate(xc, expansion(xc, yc), samples),
         move=calibrate(xc, 1 + (p / spread) ** 0.5, samples),
         shift=_shift(xc, a, samples),
@@ -251,11 +272,16 @@ def _reading(values: Sequence[float]) -> Reading:
     return Reading(value=float(np.mean(kept)), low=min(kept), high=max(kept))
 
 
-def _needed(n: int, floor: float, floor_of_half: float, p: float) -> int | None:
+def _without_end(runs: Sequence[_Seed], p: float, alpha: float) -> list[float]:
+    """What each seed gives, extrapolated; none where the floor hardly falls."""
+    found = [extrapolated(run.cost.value, run.half[0], alpha) for run in runs]
+    return [_over(value, p) for value in found if value is not None]
+
+
+def _needed(n: int, floor: float, alpha: float, p: float) -> int | None:
     """Points at which the floor, falling like n^-alpha, is 0.3 P; None if it does not fall."""
     if resolvable(floor, p):
         return n
-    alpha = np.log2(floor_of_half / floor) if floor > 0.0 else 0.0
     if alpha <= 0.01 or p <= 0.0:
         return None
     needed = n * (floor / (RESOLVABLE * p)) ** (1 / alpha)

@@ -27,12 +27,14 @@ class TransportOptions:
     """Tokens a window, at most; the first of each is left out."""
     sliced: int = 2000
     """Random directions of the bound from below."""
-    batch: int = 4
-    """Windows in one forward pass."""
+    batch: int = 1
+    """Windows in one forward pass; more take more memory."""
     limit: int | None = None
     """Read at most so many tokens of each document."""
-    memory_gb: float = 2.0
-    """For the sums of states; more token types than fit are drawn from at random."""
+    final_norm: bool = False
+    """Also measure the last transition with the final norm applied to its end."""
+    memory_gb: float = 1.0
+    """For the states of all points; more token types than fit are drawn from at random."""
 
     def check(self) -> None:
         """Raise a `ValueError` that names the first option out of its range."""
@@ -50,8 +52,13 @@ class TransportOptions:
             raise ValueError(f"memory_gb: got {self.memory_gb}; it must be above 0")
 
     def pairs(self, num_layers: int) -> list[tuple[int, int]]:
-        """Neighbouring layers, then the named blocks."""
+        """Neighbouring layers, then the named blocks.
+
+        With `final_norm` there is a layer more, num_layers + 1: the last one after the norm.
+        """
         found = [(layer, layer + 1) for layer in range(num_layers)]
+        if self.final_norm:
+            found.append((num_layers - 1, num_layers + 1))
         for block in self.blocks:
             source, _, target = block.partition("-")
             if not (source.isdigit() and target.isdigit()):

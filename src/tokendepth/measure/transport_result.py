@@ -30,8 +30,12 @@ class Transport(Result):
 
     @property
     def steps(self) -> tuple[Transition, ...]:
-        """Transitions between neighbouring layers."""
-        return tuple(each for each in self.transitions if each.target == each.source + 1)
+        """Transitions between neighbouring layers, before the final norm."""
+        return tuple(
+            each
+            for each in self.transitions
+            if each.target == each.source + 1 and not each.final_norm
+        )
 
     def summary(self) -> dict[str, Any]:
         """Model and transitions in few numbers; None where something cannot be told."""
@@ -79,10 +83,12 @@ class Transport(Result):
 
 def _short(each: Transition) -> dict[str, Any]:
     return {
-        "layer": f"{each.source}-{each.target}",
+        "layer": each.name,
         "a_over_p": each.a / each.p if each.p > 0.0 else None,
         "e": each.e.value,
         "ebar": each.ebar.value,
+        "ebar_error": each.ebar_error,
+        "ebar_extrapolated": each.ebar_extrapolated.value,
         "ebar_calibration": each.ebar_calibration.value,
         "floor_over_p": each.floor / each.p if each.p > 0.0 else None,
         "sliced": each.sliced,

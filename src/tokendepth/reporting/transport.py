@@ -17,34 +17,40 @@ def transition_grid(result: Transport) -> Grid:
     return Grid(
         title=f"Transport between layers of {result.model}",
         columns=(
-            "layers", "verdict", "floor/P", "A/P", "e", "ebar", "range", "calibration", "sliced",
-            "rho", "null", "cosine", "Gaussian R2", "remainder rho", "n", "n needed",
+            "layers", "verdict", "floor/P", "A/P", "e", "ebar", "range", "error", "n to inf",
+            "calibration", "sliced", "rho", "null", "cosine", "Gaussian R2", "remainder rho",
+            "n needed",
         ),
         num_left=2,
         narrow=(
             "layers", "verdict", "floor/P", "A/P", "e", "ebar", "calibration", "sliced", "rho",
         ),
         caption=f"{result.num_points:,} points of {result.num_types:,} token types, "
-        f"{result.num_positions:,} positions; n.r. = not resolvable",
+        f"{result.num_positions:,} positions, samples of {_sizes(result)}; n.r. = not resolvable",
         rows=[_cells(each) for each in result.transitions],
     )  # fmt: skip
+
+
+def _sizes(result: Transport) -> str:
+    return ", ".join(f"{n:,}" for n in sorted({each.n for each in result.transitions})) or "none"
 
 
 def _cells(each: Transition) -> tuple[str, ...]:
     per_p = (each.floor / each.p, each.a / each.p) if each.p > 0.0 else (np.inf, np.inf)
     return (
-        f"{each.source}-{each.target}",
+        each.name,
         "n.r." if each.verdict == "not resolvable" else each.verdict,
         *(f"{value:.3g}" for value in per_p),
         _shown(each.e),
         _shown(each.ebar),
         _range(each.ebar),
+        _number(each.ebar_error),
+        _shown(each.ebar_extrapolated),
         _shown(each.ebar_calibration),
         f"{each.sliced:.2f}",
         _shown(each.rho),
         *(_number(value) for value in (each.rho_null, each.cosine, each.gaussian_r2)),
         _shown(each.remainder_rho),
-        f"{each.n:,}",
         "not told" if each.n_needed is None else f"{each.n_needed:,}",
     )
 
@@ -85,7 +91,7 @@ def transport_figure(result: Transport) -> Figure:
     right.set(title="Sampling floor", xlabel="layer")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
     return figure
 
 
@@ -118,6 +124,10 @@ def notes(result: Transport) -> Iterator[str]:
             f"In {len(moved)} of {len(result.transitions)} transitions the radius hardly changes, "
             "so the calibration is an expansion with moves as large as the real ones."
         )
+    yield (
+        "error: standard error of ebar over samples, from the prices of its assignments; n to inf: "
+        "ebar for samples without end, if its bias falls as the floor does."
+    )
     explained = [each.explained for each in result.transitions]
     if explained:
         yield f"The camera sees {min(explained):.1%} of the variance it was made from."

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tokendepth.depth.base import Context, Host, Policy, State
+from tokendepth.depth.shares import check_each, each_here, each_routed
 from tokendepth.numerics import keyed_uniform
 from tokendepth.types import Decision, Span
 
@@ -14,30 +15,30 @@ from tokendepth.types import Decision, Span
 class RandomKeepConfig:
     """Of `RandomKeep`."""
 
-    share: float
-    """Chance of running, 0 to 1."""
+    share: float | tuple[float, ...]
+    """Chance of running, 0 to 1; one for all routed spans, or one for each."""
     seed: int = 0
 
     def build(self, host: Host) -> "RandomKeep":
         """The policy."""
-        del host
+        each_routed("share", self.share, sum(span.routed for span in host.schedule.spans))
         return RandomKeep(self.share, self.seed)
 
 
 class RandomKeep(Policy):
-    """Each token runs each routed span with the same chance, by a keyed draw: a control.
+    """Every token runs a routed span with the same chance, by a keyed draw: a control.
 
     Args:
-        share: chance of running, 0 to 1.
+        share: chance of running, 0 to 1; one for all routed spans, or one for each, such as the
+            rates at which a learned policy runs them.
         seed: of the draws; the same text under the same row key always draws the same.
     """
 
     control = True
 
-    def __init__(self, share: float, seed: int = 0) -> None:
+    def __init__(self, share: float | tuple[float, ...], seed: int = 0) -> None:
         super().__init__()
-        if not 0.0 <= share <= 1.0:
-            raise ValueError(f"share: got {share}; it must lie between 0 and 1")
+        check_each("share", share)
         self.share, self.seed = share, seed
         self.config = RandomKeepConfig(share=share, seed=seed)
 
@@ -48,4 +49,4 @@ class RandomKeep(Policy):
         del span, hidden
         at_span = torch.tensor(context.span_index, device=context.positions.device)
         draw = keyed_uniform(self.seed, context.row_keys[:, None], at_span, context.positions)
-        return Decision(keep=draw < self.share), state
+        return Decision(keep=draw < each_here("share", self.share, context)), state

@@ -214,7 +214,14 @@ def test_gates_are_float32_under_autocast():
 
 @pytest.mark.parametrize(
     ("alpha", "saved"),
-    [(0.341, 0.5492), (0.730, 0.2250), (0.726, 0.2283), (0.833, 0.1392), (0.395, 0.5042)],
+    [
+        (0.341, 0.5492),
+        (0.730, 0.2250),
+        (0.726, 0.2283),
+        (0.833, 0.1392),
+        (0.395, 0.5042),
+        (0.036, 0.8033),
+    ],
 )
 def test_saved_token_layers_of_the_paper(alpha, saved):
     assert round(token_layers_saved(alpha, 6), 4) == saved

@@ -139,6 +139,8 @@ def highest(
 
     Padding is never among them; of equal scores the earlier ones are.
     """
-    order = score.detach().masked_fill(~mask, -math.inf).argsort(dim=1, descending=True, stable=True)
+    order = (
+        score.detach().masked_fill(~mask, -math.inf).argsort(dim=1, descending=True, stable=True)
+    )
     rank = order.argsort(dim=1)
     return (rank < torch.ceil(capacity * mask.sum(1, keepdim=True))) & mask

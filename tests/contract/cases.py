@@ -17,7 +17,7 @@ from tokendepth.depth.early_exit import EarlyExitConfig
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.depth.fixed_subset import FixedSubsetConfig
 from tokendepth.depth.mixture_of_depths import MixtureOfDepthsConfig
-from tokendepth.depth.random_keep import RandomKeep, RandomKeepConfig
+from tokendepth.depth.random_keep import RandomKeep
 from tokendepth.depth.token_selective import TokenSelectiveConfig
 from tokendepth.models.config import DecoderConfig
 from tokendepth.models.decoder import Decoder
@@ -119,7 +119,7 @@ def _spread(cases):
 
 POLICIES = (
     "update", "span", "exit", "halt", "upfront", "tired", "topk", "fixed", "random",
-    "token_selective", "early_exit", "mixture", "rates", "constant", "subset",
+    "token_selective", "early_exit", "mixture", "constant", "subset",
 )  # fmt: skip
 PRODUCT = [
     Case(policy, schedule, rule, routing)
@@ -246,9 +246,6 @@ def _routed_spans(decoder):
 _POLICIES = {
     "early_exit": lambda case, decoder, spans: _early(decoder),
     "mixture": lambda case, decoder, spans: _mixture(decoder),
-    "rates": lambda case, decoder, spans: RandomKeepConfig(
-        share=tuple(0.4 + 0.1 * place for place in range(len(_routed_spans(decoder)))), seed=1
-    ).build(decoder),
     "constant": lambda case, decoder, spans: ConstantGateConfig(weight=0.7).build(decoder),
     "subset": lambda case, decoder, spans: FixedSubsetConfig(
         skipped=(_routed_spans(decoder)[1],)

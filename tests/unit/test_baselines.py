@@ -73,9 +73,8 @@ def test_at_a_threshold_of_one_nobody_leaves_and_the_model_is_the_dense_one():
 
 @pytest.mark.parametrize("cap", [None, 3.0])
 def test_each_token_leaves_at_its_first_certain_exit_and_is_read_out_there(cap):
-    made = decoder(EarlyExitConfig(threshold=0.3), tied_head=False, logit_cap=cap)
+    made = decoder(EarlyExitConfig(threshold=0.2), tied_head=False, logit_cap=cap)
     output = made(IDS, collect=range(5))
-    plain = made(IDS, policy=Dense(), collect=range(5))  # alike for tokens before the first leaves
     first = made(IDS, policy=Dense(), collect=[2]).states[2]
     assert torch.equal(output.states[2], first)
     norms = dict(zip((2, 3), made.policy.norms, strict=True)) | {4: made.final_norm}
@@ -86,11 +85,10 @@ def test_each_token_leaves_at_its_first_certain_exit_and_is_read_out_there(cap):
             state = output.states[depth][row, column]
             logits = made.head(norms[depth](state[None]))[0]
             logits = logits if cap is None else cap * torch.tanh(logits / cap)
-            if logits.softmax(0).max() > 0.3 or depth == 4:
+            if logits.softmax(0).max() > 0.2 or depth == 4:
                 break
         assert int(depths[row, column]) == depth
         torch.testing.assert_close(output.logits[row, column], logits, rtol=0, atol=1e-9)
-    assert plain.executed.all()
 
 
 def test_certainty_by_hand():

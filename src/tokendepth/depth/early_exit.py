@@ -99,7 +99,8 @@ class EarlyExit(Policy):
     def __init__(self, read_out: ExitReadOut, config: EarlyExitConfig | None = None) -> None:
         super().__init__()
         self.config = config = config or EarlyExitConfig()
-        self.threshold, self.rule = config.threshold, config.rule
+        self.threshold = config.threshold
+        self.rule: Rule = config.rule
         self.depths = tuple(read_out.norms)
         """Of the exits on the way."""
         self.norms = nn.ModuleList(read_out.norms.values())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tokendepth.depth.base import Context, Host, Policy, State
-from tokendepth.depth.shares import check_each, each_here, each_routed
+from tokendepth.depth.shares import Shares, check_each, each_here, each_routed
 from tokendepth.types import Decision, Routing, Span
 
 
@@ -15,7 +15,7 @@ from tokendepth.types import Decision, Routing, Span
 class ConstantGateConfig:
     """Of `ConstantGate`."""
 
-    weight: float | tuple[float, ...]
+    weight: Shares
     """Of every update of a routed span, one for all or one for each; 0 to 1."""
 
     def __post_init__(self) -> None:

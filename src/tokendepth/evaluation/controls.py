@@ -32,8 +32,10 @@ def control_configs(
     """Controls at the depth of the decoder's own policy, by what they are called.
 
     Random depths (for a policy under which a token that has left never comes back) or draws per
-    span, at the rates measured on the passages; the policy's mean gates, where it has any under
-    soft routing; and the best fixed subset of spans that is no smaller than what the policy runs.
+    span, at the rates measured on the passages; the policy's mean gates, where it has soft routing;
+    and the best fixed subset of spans that is no smaller than what the policy runs, unless exits
+    read out by depth. None where rows that run are weighted: a draw would have no weight for those
+    that the policy would not have run.
 
     Args:
         decoder: with a policy that has learned.
@@ -43,18 +45,30 @@ def control_configs(
         batch: passages in one pass.
     """
     policy = decoder.policy
+    if _weighs(decoder, given[0], routing):
+        return {}
     kept = mean_decisions(decoder, given, routing, batch=batch)
     named = "random depths" if policy.sticky else "draws per span"
     made: dict[str, PolicyConfig] = {named: RandomKeepConfig(share=kept, one_draw=policy.sticky)}
     if "soft" in policy.routings:
         gates = mean_decisions(decoder, given, "soft", batch=batch)
         made["constant gate"] = ConstantGateConfig(weight=gates)
+    if policy.read_out is not None:
+        return made
     # The small amount keeps a sum that is whole but for rounding from asking for one span more.
     count = min(len(kept), math.ceil(sum(kept) - 1e-9))
     made["fixed subset"] = best_subset(decoder, given, count, batch=batch)
     return made
 
 
+def _weighs(decoder: Decoder, passage: Passage, routing: Routing) -> bool:
+    """Whether decisions under a routing have weights beside the rows that they keep."""
+    ids, mask, _ = padded([passage], decoder.embedding.weight.device)
+    output = decoder(ids, mask, routing=routing)
+    return any(one.weight is not None for one in output.decisions)
+
+
+@torch.no_grad()
 def mean_decisions(
     decoder: Decoder, given: Sequence[Passage], routing: Routing, *, batch: int = 8
 ) -> tuple[float, ...]:

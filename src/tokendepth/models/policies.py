@@ -10,11 +10,13 @@ from tokendepth.models.saved import ModelConfig
 def with_policy(decoder: Decoder, config: PolicyConfig, *, keeping: bool = False) -> Decoder:
     """A decoder that shares the weights of another, with a policy of its own.
 
+    What the other's policy reads out with, the new one does too.
+
     Args:
         decoder: is not changed.
         config: of the policy.
         keeping: give the policy the weights of the other's, which must be of its kind; else it has
-            those that it starts with, which are always the same.
+            those that it starts with, the same each time.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -29,4 +31,6 @@ def with_policy(decoder: Decoder, config: PolicyConfig, *, keeping: bool = False
         made.head.weight = made.embedding.weight
     if keeping:
         made.policy.load_state_dict(decoder.policy.state_dict(), assign=True)
+    else:
+        made.policy.read_out = decoder.policy.read_out
     return made.to(decoder.embedding.weight.device).train(decoder.training)

@@ -12,6 +12,7 @@ from tokendepth.depth.dense import Dense
 from tokendepth.depth.random_keep import RandomKeep
 from tokendepth.depth.token_selective import TokenSelectiveConfig
 from tokendepth.models.convert import from_transformers
+from tokendepth.training.base import on_base
 from tokendepth.training.budget import Budgeted
 from tokendepth.training.distil import Distilled, divergences
 from tokendepth.training.objective import Batch, TrainState
@@ -21,7 +22,7 @@ from tokendepth.training.train import TrainOptions, resume, train
 
 SMALL = {
     "steps": 6, "window": 16, "batch": 2, "evaluate_tokens": 60, "checkpoint_every": 3,
-    "policy.first_bias": 0.0,
+    "policy.first_bias": 0.0, "policy.even_start": False,
 }  # fmt: skip
 OPTIONS = RetrofitOptions(share=0.7, changes=SMALL)
 
@@ -84,6 +85,16 @@ def test_the_run_evaluates_generates_and_benchmarks(folder, text, tmp_path):
     assert json.loads(written.to_json())
     both = tokendepth.compare([str(run), str(folder)], TEXT[:200], seconds=0.01, timed_length=16)
     assert [row.policy for row in both.rows] == ["TokenSelective", "Dense"]
+
+
+def test_it_starts_as_the_model_was(folder):
+    loaded = tokendepth.load(folder)
+    recipe = retrofit_recipe(loaded, RetrofitOptions(), name="tiny")
+    made = on_base(recipe, loaded).eval()
+    ids = torch.arange(20)[None]
+    dense = loaded.decoder(ids).logits
+    assert torch.equal(made(ids, routing="hard").logits, dense)
+    assert (recipe.base, recipe.recipe) == ("tiny", "retrofit_tiny_token_selective")
 
 
 def selective():

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokendepth.adapters.load import Loaded, load
 from tokendepth.depth.registry import POLICIES
+from tokendepth.depth.token_selective import TokenSelectiveConfig
 from tokendepth.models.decoder import Decoder
 from tokendepth.models.schedule import stack
 from tokendepth.training.budget import Budgeted
@@ -16,6 +17,9 @@ from tokendepth.training.optimise import OptimizerConfig
 from tokendepth.training.recipe import Recipe, changed
 from tokendepth.training.result import Trained
 from tokendepth.training.train import TrainOptions, train
+
+STARTS = {"token_selective": TokenSelectiveConfig(even_start=True, normed=True)}
+"""Where a policy's own defaults are for models that are trained from nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,7 @@ def retrofit_recipe(
         base=name,
         decoder=dataclasses.replace(decoder.config, dropout=0.0),
         schedule=decoder.schedule if own else stack(decoder.config.num_blocks),
-        policy=POLICIES.find(options.policy)(),
+        policy=STARTS.get(options.policy) or POLICIES.find(options.policy)(),
         objective=Distilled(budget=Budgeted(share=options.share, price=5.0, begin=0.0, end=0.5)),
         optimizer=OptimizerConfig(
             learning_rate=2e-3, final_learning_rate=2e-4, warmup_steps=10, weight_decay=0.0

@@ -1,4 +1,4 @@
-"""The losses of exits are those of truncated models; a retrofit moves the policy alone."""
+"""The losses of exits are those of truncated models; the loop trains what baselines are made of."""
 
 import dataclasses
 
@@ -9,9 +9,13 @@ from torch.nn import functional
 from tests.training.toys import tiny
 from tokendepth.depth.early_exit import EarlyExitConfig
 from tokendepth.depth.fixed_exit import FixedExit
+from tokendepth.depth.mixture_of_depths import MixtureOfDepthsConfig
 from tokendepth.models.schedule import stack
 from tokendepth.training.exits import ExitLosses
-from tokendepth.training.objective import Batch, TrainState
+from tokendepth.training.objective import Batch, CrossEntropy, TrainState
+from tokendepth.training.run import open_run
+from tokendepth.training.track import read_metrics
+from tokendepth.training.train import train
 
 
 def made(schedule=None, policy=None):
@@ -60,3 +64,28 @@ def test_what_has_no_exits_or_hides_them_is_refused():
         ExitLosses(weights=(1.0, 1.0, 1.0))(made(), batch(), STATE)
     with pytest.raises(ValueError, match="weights: got"):
         ExitLosses(weights=(0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("policy", "objective", "told"),
+    [
+        (EarlyExitConfig(threshold=0.2), ExitLosses(), {"exit_2", "exit_3", "cross_entropy"}),
+        (
+            MixtureOfDepthsConfig(capacity=0.5),
+            CrossEntropy(penalties={"predictor": 0.1}, routing="top_k"),
+            {"cross_entropy", "predictor", "executed_share"},
+        ),
+    ],
+    ids=["exits", "mixture"],
+)
+def test_the_loop_trains_all_their_weights(policy, objective, told, text, tmp_path):
+    recipe = tiny(policy=policy, objective=objective, steps=3, checkpoint_every=1)
+    run = tmp_path / "run"
+    done = train(recipe, text, run)
+    assert done.finished
+    assert told <= set(read_metrics(run)[0])
+    start = recipe.initial.build(open_run(run).recipe.model, 0).state_dict()
+    for name, value in open_run(run).decoder.state_dict().items():
+        assert not torch.equal(value, start[name]) or "rotary" in name, name
+    others = {f"validation_loss_{name}" for name in ("top_k",) if told & {"predictor"}}
+    assert others <= set(done.validation)

@@ -115,9 +115,15 @@ def test_exits_behind_a_coda_count_its_blocks():
     assert exit_depths(stack(4, coda=1)) == (3,)
     assert exit_depths(looped(prelude=1, core=2, coda=1, loops=3)) == (4, 6)
     made = decoder(EarlyExitConfig(threshold=0.3), stack(4, coda=1))
+    made.policy.norms[0].weight.neg_()  # far from the final norm
     output = made(IDS, collect=[4])
     depths = output.executed.sum(-1)
     assert depths.unique().tolist() == [3, 4]
+    spans = made.schedule.spans
+    short = Schedule(spans=(*spans[:2], spans[3]))  # what a token that leaves before block 2 runs
+    state = made(IDS, policy=Dense(), schedule=short, collect=[3]).states[3]
+    sure = made.head(made.policy.norms[0](state)).softmax(-1).amax(-1)
+    assert torch.equal(depths == 3, sure > 0.3)
     normed = torch.where(
         (depths == 3)[..., None],
         made.policy.norms[0](output.states[4]),

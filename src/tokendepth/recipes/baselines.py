@@ -27,7 +27,7 @@ def early_exit_shakespeare_small() -> Recipe:
     """`dense_shakespeare_small` with an exit after each block from the second on.
 
     Command: `tokendepth train early_exit_shakespeare_small --data tinyshakespeare`. Hardware: two
-    cores, a few minutes. Expected: see docs/token-selective.md.
+    cores, a few minutes. Expected: not yet measured.
     """
     return _exits(dense_shakespeare_small(), "early_exit_shakespeare_small")
 
@@ -46,7 +46,7 @@ def mod_shakespeare_small() -> Recipe:
     """`dense_shakespeare_small` with every other block routed to 0.58 of the tokens.
 
     Command: `tokendepth train mod_shakespeare_small --data tinyshakespeare`. Hardware: two cores, a
-    few minutes. Expected: see docs/token-selective.md.
+    few minutes. Expected: not yet measured.
     """
     return _mixture(dense_shakespeare_small(), "mod_shakespeare_small")
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from tokendepth.comparison.runs import compare
     from tokendepth.depth.base import Context, Policy
     from tokendepth.depth.dense import Dense
+    from tokendepth.depth.early_exit import EarlyExit
     from tokendepth.depth.fixed_exit import FixedExit
+    from tokendepth.depth.mixture_of_depths import MixtureOfDepths
     from tokendepth.depth.random_keep import RandomKeep
     from tokendepth.depth.token_selective import TokenSelective
     from tokendepth.engine.bench_result import Benchmark
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from tokendepth.training.optimise import OptimizerConfig
     from tokendepth.training.recipe import Recipe
     from tokendepth.training.result import Trained
+    from tokendepth.training.retrofit import RetrofitOptions, retrofit
     from tokendepth.training.run import open_run
     from tokendepth.training.train import TrainOptions, resume, train
     from tokendepth.types import Decision, Plan, Schedule, Span
@@ -69,6 +72,7 @@ _HOME = {
     "DecoderOutput": "models.decoder",
     "Dense": "depth.dense",
     "DepthMap": "measure.depth_map",
+    "EarlyExit": "depth.early_exit",
     "Evaluation": "evaluation.result",
     "FetchError": "errors",
     "FixedExit": "depth.fixed_exit",
@@ -81,6 +85,7 @@ _HOME = {
     "Losses": "training.objective",
     "MapInterrupted": "measure.mapping",
     "MapOptions": "measure.mapping",
+    "MixtureOfDepths": "depth.mixture_of_depths",
     "NewToken": "engine.decode",
     "NonFiniteError": "errors",
     "OptimizerConfig": "training.optimise",
@@ -89,6 +94,7 @@ _HOME = {
     "Policy": "depth.base",
     "RandomKeep": "depth.random_keep",
     "Recipe": "training.recipe",
+    "RetrofitOptions": "training.retrofit",
     "Rule": "measure.settling",
     "Sampling": "engine.sampling",
     "Schedule": "types",
@@ -119,6 +125,7 @@ _HOME = {
     "probe": "evaluation.causality",
     "recipe_named": "recipes.named",
     "resume": "training.train",
+    "retrofit": "training.retrofit",
     "save_model": "models.saved",
     "stack": "models.schedule",
     "stream": "engine.decode",
@@ -141,6 +148,7 @@ __all__ = [
     "DecoderOutput",
     "Dense",
     "DepthMap",
+    "EarlyExit",
     "Evaluation",
     "FetchError",
     "FixedExit",
@@ -153,6 +161,7 @@ __all__ = [
     "Losses",
     "MapInterrupted",
     "MapOptions",
+    "MixtureOfDepths",
     "NewToken",
     "NonFiniteError",
     "OptimizerConfig",
@@ -161,6 +170,7 @@ __all__ = [
     "Policy",
     "RandomKeep",
     "Recipe",
+    "RetrofitOptions",
     "Rule",
     "Sampling",
     "Schedule",
@@ -192,6 +202,7 @@ __all__ = [
     "probe",
     "recipe_named",
     "resume",
+    "retrofit",
     "save_model",
     "stack",
     "stream",

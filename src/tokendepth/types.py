@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Routing = Literal["soft", "hard", "hard_soft"]
+Routing = Literal["soft", "hard", "hard_soft", "top_k"]
 KeyValueRule = Literal["all", "kept", "carried"]
 Start = Literal["hidden", "zeros", "normal"]
 Gates = Literal["update", "span"]

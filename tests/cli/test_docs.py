@@ -17,6 +17,7 @@ from tokendepth.engine.benchmark import synthetic
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {
+    "baselines.md": "damped by ",
     "extending.md": "executed share 0.",
     "families.md": "gap ",
     "generation.md": "deepest [2, 5, 4]",

@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from tests.contract import toys
+from tokendepth.depth.constant_gate import ConstantGateConfig
+from tokendepth.depth.early_exit import EarlyExitConfig
 from tokendepth.depth.fixed_exit import FixedExit
+from tokendepth.depth.fixed_subset import FixedSubsetConfig
+from tokendepth.depth.mixture_of_depths import MixtureOfDepthsConfig
 from tokendepth.depth.random_keep import RandomKeep
 from tokendepth.depth.token_selective import TokenSelectiveConfig
 from tokendepth.models.config import DecoderConfig
@@ -96,8 +100,9 @@ class Case:
 
 
 def _routings(policy):
-    three = policy in ("update", "span", "token_selective")
-    return ("soft", "hard", "hard_soft") if three else (None,)
+    if policy in ("update", "span", "token_selective"):
+        return ("soft", "hard", "hard_soft")
+    return {"mixture": ("hard", "top_k"), "constant": ("soft",)}.get(policy, (None,))
 
 
 def _spread(cases):
@@ -114,7 +119,7 @@ def _spread(cases):
 
 POLICIES = (
     "update", "span", "exit", "halt", "upfront", "tired", "topk", "fixed", "random",
-    "token_selective",
+    "token_selective", "early_exit", "mixture", "constant", "subset",
 )  # fmt: skip
 PRODUCT = [
     Case(policy, schedule, rule, routing)
@@ -144,7 +149,7 @@ def rotated(cases, *axes):
     return every
 
 
-CAUSAL = [case for case in CASES if case.policy != "topk"]
+CAUSAL = [case for case in CASES if case.policy != "topk" and case.routing != "top_k"]
 
 
 def build(case, dtype=torch.float64):
@@ -171,13 +176,15 @@ def skips(case, decoder):
     routed = [span.routed for span in SCHEDULES[case.schedule].spans]
     kept = output.plan.keep[..., routed]
     share = kept[mask.bool()].double().mean(0)
-    nested = case.policy in ("exit", "halt", "fixed", "upfront")
+    nested = case.policy in ("exit", "early_exit", "halt", "fixed", "upfront")
     counts, lengths = kept.sum(1), mask.sum(1)[:, None]
+    if case.policy == "subset":  # whole spans, by its nature
+        return bool((share == 0).any() and (share == 1).any())
     return bool(
         (share[1:] < 1).all()
         and (share[0] < 1 or nested)
         and (share > 0).all()
-        and (counts == 0).any()
+        and ((counts == 0).any() or case.routing == "top_k")  # its shortest rows keep a token
         and (counts == lengths).any()
     )
 
@@ -218,7 +225,31 @@ def _selective(decoder):
     return policy
 
 
+def _early(decoder):
+    policy = EarlyExitConfig(threshold=0.3).build(decoder)
+    for parameter in policy.norms.parameters():
+        torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    return policy
+
+
+def _mixture(decoder):
+    policy = MixtureOfDepthsConfig(capacity=0.5).build(decoder)
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, std=1.0)
+    return policy
+
+
+def _routed_spans(decoder):
+    return [place for place, span in enumerate(decoder.schedule.spans) if span.routed]
+
+
 _POLICIES = {
+    "early_exit": lambda case, decoder, spans: _early(decoder),
+    "mixture": lambda case, decoder, spans: _mixture(decoder),
+    "constant": lambda case, decoder, spans: ConstantGateConfig(weight=0.7).build(decoder),
+    "subset": lambda case, decoder, spans: FixedSubsetConfig(
+        skipped=(_routed_spans(decoder)[1],)
+    ).build(decoder),
     "update": lambda case, decoder, spans: _routed(toys.UpdateGate(WIDTH)),
     "tired": lambda case, decoder, spans: _routed(toys.Tired(WIDTH)),
     "span": lambda case, decoder, spans: _routed(toys.SpanGate(WIDTH)),

@@ -98,6 +98,22 @@ def test_the_start_is_the_published_one():
     assert Initial().build(model, 0).policy.routers[0].inner.weight.abs().max() > 0
 
 
+def test_an_even_start_is_the_dense_model_when_hard_and_reads_directions_where_normed():
+    decoder = selective(even_start=True, normed=True)
+    output = decoder(IDS, routing="hard")
+    assert torch.equal(output.logits, decoder(IDS, policy=Dense()).logits)
+    weights = decoder(IDS, routing="soft").decisions[1].weight
+    torch.testing.assert_close(weights, torch.full(IDS.shape, 1 - 0.26894142))
+    router = decoder.policy.routers[0]
+    torch.nn.init.normal_(router.last.weight)
+    rows = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    unit = rows / rows.square().mean(-1, keepdim=True).sqrt()
+    by_hand = router.last(router.inner(unit).relu()).squeeze(-1)
+    torch.testing.assert_close(router(rows), by_hand)
+    torch.testing.assert_close(router(1000 * rows), by_hand)
+    assert not torch.allclose(selective().policy.routers[0](1000 * rows), by_hand)
+
+
 @pytest.mark.parametrize("routing", ["soft", "hard_soft", "hard"])
 def test_open_gates_are_the_plain_block_and_shut_ones_the_identity(routing):
     decoder = selective()
@@ -214,7 +230,14 @@ def test_gates_are_float32_under_autocast():
 
 @pytest.mark.parametrize(
     ("alpha", "saved"),
-    [(0.341, 0.5492), (0.730, 0.2250), (0.726, 0.2283), (0.833, 0.1392), (0.395, 0.5042)],
+    [
+        (0.341, 0.5492),
+        (0.730, 0.2250),
+        (0.726, 0.2283),
+        (0.833, 0.1392),
+        (0.395, 0.5042),
+        (0.036, 0.8033),
+    ],
 )
 def test_saved_token_layers_of_the_paper(alpha, saved):
     assert round(token_layers_saved(alpha, 6), 4) == saved

@@ -18,12 +18,14 @@ from tokendepth.cli.evaluate import EvaluateCommand
 from tokendepth.cli.generate import GenerateCommand
 from tokendepth.cli.list import ListCommand
 from tokendepth.cli.map import MapCommand
+from tokendepth.cli.retrofit import RetrofitCommand
 from tokendepth.cli.train import TrainCommand
 from tokendepth.cli.transport import TransportCommand
 
 Command = (
     Annotated[MapCommand, tyro.conf.subcommand("map")]
     | Annotated[TrainCommand, tyro.conf.subcommand("train")]
+    | Annotated[RetrofitCommand, tyro.conf.subcommand("retrofit")]
     | Annotated[GenerateCommand, tyro.conf.subcommand("generate")]
     | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
     | Annotated[BenchmarkCommand, tyro.conf.subcommand("benchmark")]

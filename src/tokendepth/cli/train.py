@@ -62,7 +62,7 @@ class TrainCommand:
 
         recipe = self._recipe()
         errors = Console(stderr=True, highlight=False)
-        with _stoppable(errors) as should_stop, progress(errors, "training", "tokens") as told:
+        with stoppable(errors) as should_stop, progress(errors, "training", "tokens") as told:
             options = TrainOptions(
                 tensorboard=self.tensorboard,
                 say=lambda message: errors.print(message, markup=False),
@@ -74,7 +74,7 @@ class TrainCommand:
                 result = resume(self.resume, device=self.device, options=options)
             else:
                 result = train(recipe, self.data, self.out, device=self.device, options=options)
-        _finish(result, errors)
+        finish_training(result, errors)
         return 0 if result.finished else 130
 
     def _recipe(self) -> "Recipe | None":
@@ -108,7 +108,7 @@ class TrainCommand:
 
 
 @contextmanager
-def _stoppable(errors: Console) -> Iterator[Callable[[], bool]]:
+def stoppable(errors: Console) -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C asks for a stop after the step; the second is an interrupt as ever."""
     asked: list[int] = []
 
@@ -126,7 +126,8 @@ def _stoppable(errors: Console) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _finish(result: "Trained", errors: Console) -> None:
+def finish_training(result: "Trained", errors: Console) -> None:
+    """Print the table, how to go on with a run that was stopped, and one line of JSON."""
     Console(highlight=False).print(result.table())
     if not result.finished:
         errors.print(

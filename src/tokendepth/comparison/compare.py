@@ -45,6 +45,12 @@ class CompareOptions:
     """Their tokens; fewer where a run has fewer positions."""
     seconds: float = 10.0
     """Spent on timing, at least 7 rounds."""
+    controls: bool = False
+    """Let what each learned policy must beat take part too: draws at its measured rates, its mean
+    gates, the best fixed subset of layers, all on its own model's weights."""
+    variants: tuple[str, ...] = ()
+    """Other values of the policies' configs, such as threshold=0.8: each run whose policy has the
+    field takes part once more with it."""
 
     def check(self) -> None:
         """Raise a `ValueError` that names the first option out of its range."""

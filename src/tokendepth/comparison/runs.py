@@ -8,6 +8,7 @@ from typing import Any
 from tokendepth.adapters.load import load
 from tokendepth.comparison.compare import CompareOptions, Entrant, compare_entrants
 from tokendepth.comparison.groups import name_groups, origin
+from tokendepth.comparison.more import with_more
 from tokendepth.comparison.result import Comparison
 from tokendepth.text.documents import Document, tokenize_all
 from tokendepth.types import OnProgress
@@ -45,6 +46,7 @@ def compare(
         ]
     )
     data = ", ".join(document.name for document in made[0].documents) if made else ""
+    made = with_more(made, given)
     return compare_entrants(made, given, data=data, on_progress=on_progress)
 
 

@@ -100,14 +100,20 @@ class Sizes(Protocol):
         """Entries of a prediction."""
         ...
 
+    @property
+    def logit_cap(self) -> float | None:
+        """Logits x become cap * tanh(x / cap)."""
+        ...
+
 
 @runtime_checkable
 class Host(Protocol):
     """A decoder, as a policy config sees it when it makes its policy."""
 
     schedule: Schedule
+    final_norm: nn.Module
     head: nn.Linear
-    """For read-outs of the policy's own that share it."""
+    """Both for read-outs of the policy's own that share them."""
 
     @property
     def config(self) -> Sizes:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tokendepth.depth.base import Context, Host, Policy, State
+from tokendepth.depth.shares import Shares, check_each, each_here, each_routed
 from tokendepth.numerics import keyed_uniform
 from tokendepth.types import Decision, Span
 
@@ -14,39 +15,44 @@ from tokendepth.types import Decision, Span
 class RandomKeepConfig:
     """Of `RandomKeep`."""
 
-    share: float
-    """Chance of running, 0 to 1."""
+    share: Shares
+    """Chance of running, 0 to 1; one for all routed spans, or one for each."""
     seed: int = 0
+    one_draw: bool = False
+    """One draw a token for all spans: where shares fall from span to span it leaves once, at a
+    random depth, and never comes back."""
 
     def build(self, host: Host) -> "RandomKeep":
         """The policy."""
-        del host
-        return RandomKeep(self.share, self.seed)
+        each_routed("share", self.share, sum(span.routed for span in host.schedule.spans))
+        return RandomKeep(self.share, self.seed, one_draw=self.one_draw)
 
 
 class RandomKeep(Policy):
-    """Each token runs each routed span with the same chance, by a keyed draw: a control.
+    """Every token runs a routed span with the same chance, by a keyed draw: a control.
 
     Args:
-        share: chance of running, 0 to 1.
+        share: chance of running, 0 to 1; one for all routed spans, or one for each, such as the
+            rates at which a learned policy runs them.
         seed: of the draws; the same text under the same row key always draws the same.
+        one_draw: one draw a token for all spans instead of one for each.
     """
 
     control = True
     blind = True
 
-    def __init__(self, share: float, seed: int = 0) -> None:
+    def __init__(self, share: Shares, seed: int = 0, *, one_draw: bool = False) -> None:
         super().__init__()
-        if not 0.0 <= share <= 1.0:
-            raise ValueError(f"share: got {share}; it must lie between 0 and 1")
-        self.share, self.seed = share, seed
-        self.config = RandomKeepConfig(share=share, seed=seed)
+        check_each("share", share)
+        self.share, self.seed, self.one_draw = share, seed, one_draw
+        self.config = RandomKeepConfig(share=share, seed=seed, one_draw=one_draw)
 
     def decide(
         self, span: Span, hidden: Tensor, state: State, context: Context
     ) -> tuple[Decision, State]:
         """Keep the rows whose draw lies below the share."""
         del span, hidden
-        at_span = torch.tensor(context.span_index, device=context.positions.device)
+        at = 0 if self.one_draw else context.span_index
+        at_span = torch.tensor(at, device=context.positions.device)
         draw = keyed_uniform(self.seed, context.row_keys[:, None], at_span, context.positions)
-        return Decision(keep=draw < self.share), state
+        return Decision(keep=draw < each_here("share", self.share, context)), state

@@ -37,6 +37,12 @@ class TokenSelectiveConfig:
     first_bias: float = -1.0
     """What the last bias of each router starts with: p starts near sigmoid(-1) = 0.269, so that
     every token runs every block at first."""
+    even_start: bool = False
+    """Routers say the same of all tokens at first, so that a model that was trained without them
+    starts as it was; published is torch's own start."""
+    normed: bool = False
+    """Routers read the residual over its root mean square, not as it is: for models whose states
+    differ in size by orders of magnitude between tokens."""
     threshold: float = 0.5
     """A row with a larger p is skipped; above 0 and below 1."""
     tie: Literal["runs", "skips"] = "runs"
@@ -59,16 +65,29 @@ class TokenSelectiveConfig:
 class Router(nn.Module):
     """Two layers from the residual stream to the logit of p."""
 
-    def __init__(self, width: int, inner: int, first_bias: float) -> None:
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        first_bias: float,
+        *,
+        even_start: bool = False,
+        normed: bool = False,
+    ) -> None:
         super().__init__()
         self.inner = nn.Linear(width, inner)
         self.last = nn.Linear(inner, 1)
+        self.normed = normed
         nn.init.constant_(self.last.bias, first_bias)
+        if even_start:
+            nn.init.zeros_(self.last.weight)
 
     def forward(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows"]:
         """Of each row, in float32 at least, whatever the weights and autocast say."""
         with torch.autocast(hidden.device.type, enabled=False):
             rows = wide(hidden)
+            if self.normed:
+                rows = functional.rms_norm(rows, rows.shape[-1:], eps=1e-6)
             inner = functional.relu(_linear(self.inner, rows))
             return _linear(self.last, inner).squeeze(-1)
 
@@ -96,7 +115,16 @@ class TokenSelective(Policy):
         self.cut = math.log(config.threshold / (1.0 - config.threshold))
         """The threshold as a logit."""
         inner = config.inner or max(width // 4, 16)
-        self.routers = nn.ModuleList(Router(width, inner, config.first_bias) for _ in spans)
+        self.routers = nn.ModuleList(
+            Router(
+                width,
+                inner,
+                config.first_bias,
+                even_start=config.even_start,
+                normed=config.normed,
+            )
+            for _ in spans
+        )
         self.places = {blocks: place for place, blocks in enumerate(spans)}
         self.flops_per_row = 2 * inner * (width + 1)
 

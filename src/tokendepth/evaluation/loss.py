@@ -75,7 +75,7 @@ def score(
     done = 0
     for start in range(0, len(given), batch):
         some = given[start : start + batch]
-        ids, mask, targets = _tensors(some, decoder.embedding.weight.device)
+        ids, mask, targets = padded(some, decoder.embedding.weight.device)
         keys = torch.arange(start, start + len(some), device=ids.device)
         output = decoder(
             ids, None if bool(mask.all()) else mask, routing=routing, executor=executor,
@@ -100,7 +100,7 @@ def score(
     )
 
 
-def _tensors(some: Sequence[Passage], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def padded(some: Sequence[Passage], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, their mask and targets, padded on the right."""
     width = max(len(passage.ids) for passage in some) - 1
     ids = torch.zeros(len(some), width, dtype=torch.long)

@@ -3,15 +3,23 @@
 from tokendepth.types import Schedule, Span, Start
 
 
-def stack(num_blocks: int, *, stem: int = 1, coda: int = 0) -> Schedule:
-    """A plain stack: one block a span; the first `stem` and the last `coda` are not routed."""
+def stack(num_blocks: int, *, stem: int = 1, coda: int = 0, every: int = 1) -> Schedule:
+    """A plain stack: one block a span; the first `stem` and the last `coda` are not routed.
+
+    Of those between them, each `every`-th is routed, the first included.
+    """
+    if every < 1:
+        raise ValueError(f"every: got {every}; it must be at least 1")
     if not 0 <= stem + coda <= num_blocks:
         raise ValueError(
             f"stem, coda: got {stem} and {coda}; together at most the {num_blocks} blocks there are"
         )
     return Schedule(
         spans=tuple(
-            Span(blocks=(block,), routed=stem <= block < num_blocks - coda)
+            Span(
+                blocks=(block,),
+                routed=stem <= block < num_blocks - coda and (block - stem) % every == 0,
+            )
             for block in range(num_blocks)
         )
     )

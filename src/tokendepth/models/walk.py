@@ -164,7 +164,8 @@ class Walk:
         self.checked.append(marked)
         self.checked_before.append(before)
         read = self.policy.read_out or self.decoder.read_out
-        return read(hidden[marked], self._depth_so_far()[marked])
+        coda = sum(len(context.schedule.spans[index].blocks) for index in context.schedule.coda)
+        return read(hidden[marked], self._depth_so_far()[marked] + coda)
 
     def _depth_so_far(self) -> Int[Tensor, "batch seq"]:
         spans = self.context.schedule.spans

@@ -54,7 +54,8 @@ def dense_shakespeare_small() -> Recipe:
     """The same design at width 128 for a laptop.
 
     Command: `tokendepth train dense_shakespeare_small --data tinyshakespeare`. Hardware: two
-    cores, a few minutes. Expected: not yet measured.
+    cores, a few minutes. Expected: 1.8615 nats a character, a full pass over the validation part
+    (seed 0, one run).
     """
     return Recipe(
         recipe="dense_shakespeare_small",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tokendepth.configs import imported, nearest
-from tokendepth.recipes import dense, token_selective
+from tokendepth.recipes import baselines, dense, token_selective
 from tokendepth.training.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -13,6 +13,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         dense.dense_shakespeare,
         dense.dense_shakespeare_small,
         dense.nanogpt_shakespeare_cpu,
+        baselines.early_exit_shakespeare,
+        baselines.early_exit_shakespeare_small,
+        baselines.mod_shakespeare,
+        baselines.mod_shakespeare_small,
         token_selective.dense_copy,
         token_selective.dense_copy_small,
         token_selective.dense_sort,

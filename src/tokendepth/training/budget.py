@@ -55,24 +55,39 @@ class Budgeted:
         Raises:
             ValueError: a policy whose decisions carry no gradient under this routing.
         """
-        routing = "soft" if state.progress < self.soft_until else self.routing
-        output = decoder(batch.inputs, batch.mask, routing=routing, row_keys=batch.row_keys)
+        output = self.routed(decoder, batch, state)
+        hinge, share = self.hinge(decoder, output, batch, state)
+        return Losses(
+            sums={"cross_entropy": cross_entropy(output.logits, batch), "budget": hinge},
+            statistics={"executed_share": share},
+        )
+
+    def routed(self, decoder: Decoder, batch: Batch, state: TrainState) -> DecoderOutput:
+        """A pass under the routing of this point of training."""
+        routing = self._routing(state)
+        return decoder(batch.inputs, batch.mask, routing=routing, row_keys=batch.row_keys)
+
+    def hinge(
+        self, decoder: Decoder, output: DecoderOutput, batch: Batch, state: TrainState
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """What is paid for the share above the budget, and the share; sums over tokens.
+
+        Raises:
+            ValueError: a policy whose decisions carry no gradient under this routing.
+        """
         tokens = batch.valid.sum()
         share = weighted_share(output).masked_fill(~batch.valid, 0.0).sum()
         if torch.is_grad_enabled() and not share.requires_grad:
             raise ValueError(
                 f"objective.routing: decisions of {type(decoder.policy).__name__} carry no weight "
-                f"with a gradient under {routing} routing, so that a budget cannot "
+                f"with a gradient under {self._routing(state)} routing, so that a budget cannot "
                 "move them; take soft or hard_soft routing, or another policy"
             )
         above = (share / tokens - self.budget(state.progress)).clamp_min(0.0)
-        return Losses(
-            sums={
-                "cross_entropy": cross_entropy(output.logits, batch),
-                "budget": self.price * above * tokens,
-            },
-            statistics={"executed_share": share.detach()},
-        )
+        return self.price * above * tokens, share.detach()
+
+    def _routing(self, state: TrainState) -> Routing:
+        return "soft" if state.progress < self.soft_until else self.routing
 
     def budget(self, progress: float) -> float:
         """The share that is free at this point of training."""

@@ -34,10 +34,14 @@ class Recipe:
     schedule: Schedule
     policy: PolicyConfig = field(default_factory=DenseConfig)
     objective: Objective = field(default_factory=CrossEntropy)
+    base: str | None = None
+    """A model, as `load` names it, whose weights the decoder begins with and keeps: the policy's
+    alone are trained. None to train all weights from `initial`."""
     initial: Initial = field(default_factory=Initial)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     tokenizer: str = "characters"
-    """characters, bytes, or a folder or hub name of a tokenizer of transformers."""
+    """characters, bytes, or a folder or hub name of a tokenizer of transformers; with a base it is
+    the base's, whatever stands here."""
     split: Split = field(default_factory=Split)
     """Of texts that do not come in parts."""
     window: int

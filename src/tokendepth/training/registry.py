@@ -2,6 +2,8 @@
 
 from tokendepth.configs import Family
 from tokendepth.training.budget import Budgeted
+from tokendepth.training.distil import Distilled
+from tokendepth.training.exits import ExitLosses
 from tokendepth.training.objective import CrossEntropy
 
-OBJECTIVES = Family(what="objective", members=(CrossEntropy, Budgeted))
+OBJECTIVES = Family(what="objective", members=(CrossEntropy, Budgeted, Distilled, ExitLosses))

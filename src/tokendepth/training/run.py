@@ -133,8 +133,12 @@ def open_run(folder: Path | str) -> Run:
 
 
 def check_vocabulary(size: int, recipe: Recipe) -> None:
-    """Raise a `ValueError` when a tokenizer and a decoder do not have the same vocabulary."""
-    if size != recipe.decoder.vocab_size:
+    """Raise a `ValueError` when a tokenizer and a decoder do not have the same vocabulary.
+
+    A model from elsewhere may have entries to spare.
+    """
+    spare = recipe.base is not None and size < recipe.decoder.vocab_size
+    if size != recipe.decoder.vocab_size and not spare:
         raise ValueError(
             f"vocabulary: the tokenizer has {size} tokens, the decoder's vocab_size is "
             f"{recipe.decoder.vocab_size}; both must come from the same run"

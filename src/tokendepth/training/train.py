@@ -9,18 +9,28 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tokendepth.adapters.load import Loaded, load
 from tokendepth.evaluation.loss import score
 from tokendepth.evaluation.passages import passages
 from tokendepth.numerics import derived_seed, resolve_device
 from tokendepth.text.corpora import Corpus, open_corpus
 from tokendepth.text.documents import Document
 from tokendepth.text.tokenizers import encode_text, make_tokenizer
+from tokendepth.training.base import freeze, on_base
 from tokendepth.training.checkpoint import Live, Position, restore, save_checkpoint
 from tokendepth.training.data import Windows
 from tokendepth.training.loop import Hooks, Step, Training, fit
 from tokendepth.training.recipe import Recipe, with_vocabulary
 from tokendepth.training.result import Trained
-from tokendepth.training.run import Run, check_free, locked, make_run, manifest_of, open_run
+from tokendepth.training.run import (
+    Run,
+    check_free,
+    check_vocabulary,
+    locked,
+    make_run,
+    manifest_of,
+    open_run,
+)
 from tokendepth.training.track import Tracker, read_metrics
 from tokendepth.types import OnProgress
 
@@ -46,6 +56,7 @@ def train(
     *,
     device: str | None = None,
     options: TrainOptions | None = None,
+    base: Loaded | None = None,
 ) -> Trained:
     """Train a recipe on a text.
 
@@ -55,6 +66,7 @@ def train(
         out: the run's folder, which must not be there; `runs/RECIPE-seedN` by default.
         device: the CPU unless named.
         options: what does not change what is learned.
+        base: the model that the recipe names as its base, where it is loaded already.
 
     Raises:
         ValueError: a folder that is there, a text that is too short, a recipe that does not fit.
@@ -67,11 +79,16 @@ def train(
     check_free(folder)
     on_device = resolve_device(device)
     corpus = open_corpus(data, recipe.split, options.say)
-    tokenizer = make_tokenizer(recipe.tokenizer, corpus.part("all"))
-    recipe = with_vocabulary(recipe, len(tokenizer))
+    if recipe.base is None:
+        tokenizer = make_tokenizer(recipe.tokenizer, corpus.part("all"))
+        recipe = with_vocabulary(recipe, len(tokenizer))
+    else:
+        base = base or load(recipe.base, say=options.say)
+        tokenizer = base.tokenizer
+        check_vocabulary(len(tokenizer), recipe)
     texts = _Texts.of(corpus, tokenizer, recipe)
     with torch.random.fork_rng(enabled=True):
-        live = _live(recipe, on_device)
+        live = _live(recipe, on_device, base)
         torch.manual_seed(derived_seed(recipe.seed, "dropout"))
         manifest = manifest_of(recipe, data, corpus, live.decoder, shlex.join(sys.argv))
         make_run(folder, manifest, recipe, tokenizer, live)
@@ -160,8 +177,14 @@ class _Texts:
         return _Texts(windows=windows, validation=document)
 
 
-def _live(recipe: Recipe, device: torch.device) -> Live:
-    decoder = recipe.initial.build(recipe.model, recipe.seed).to(device)
+def _live(recipe: Recipe, device: torch.device, base: Loaded | None = None) -> Live:
+    """What training begins with; weights of a base that a checkpoint will bring may be left out."""
+    made = (
+        recipe.initial.build(recipe.model, recipe.seed) if base is None else on_base(recipe, base)
+    )
+    decoder = made.to(device)
+    if recipe.base is not None:
+        freeze(decoder)
     return Live(
         config=recipe.model,
         decoder=decoder,

@@ -5,6 +5,7 @@ the model: in half precision a sum over 50,000 small terms loses the digits a th
 """
 
 import hashlib
+import math
 import time
 
 import torch
@@ -157,10 +158,18 @@ def keyed_uniform(seed: int, *keys: Tensor) -> Float[Tensor, "*batch"]:
     return ((mixed >> 11) & (2**53 - 1)).double() / 2**53
 
 
-def keyed_normal(seed: int, size: int, *keys: Tensor) -> Float[Tensor, "*batch size"]:
-    """Standard normal numbers, `size` of them for each key; as `keyed_uniform`, by inversion."""
+def keyed_normal(
+    seed: int, size: int, *keys: Tensor, within: float | None = None
+) -> Float[Tensor, "*batch size"]:
+    """Standard normal numbers, `size` of them for each key; as `keyed_uniform`, by inversion.
+
+    With `within`, of the normal distribution cut off at so many standard deviations.
+    """
     columns = torch.arange(size, device=keys[0].device)
     uniform = keyed_uniform(seed, *(key[..., None] for key in keys), columns)
+    if within is not None:
+        below = 0.5 * math.erfc(within / math.sqrt(2))
+        uniform = below + (1 - 2 * below) * uniform
     return torch.special.ndtri(uniform.clamp(2.0**-53, 1 - 2.0**-53))
 
 

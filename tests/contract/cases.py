@@ -51,7 +51,7 @@ BLOCKS = {
         "rotary_width": 2,
         "head_bias": True,
     },
-    "window": {"windows": (3, 5, 3, 2), "tied_head": True},
+    "window": {"windows": (3, 5, 3, 2), "tied_head": True, "bare_post_norms": (1, 3)},
     "sandwich": {
         "post_norms": True,
         "gains_from_one": True,
@@ -69,7 +69,9 @@ SCHEDULES = {
     "stack": stack(4),
     "stack-coda": stack(4, stem=1, coda=1),
     "looped": looped(prelude=1, core=2, coda=1, loops=3),
-    "looped-normal": looped(prelude=1, core=1, coda=1, loops=4, start="normal"),
+    "looped-normal": looped(
+        prelude=1, core=1, coda=1, loops=4, start="truncated", start_std=0.6, normed_coda=True
+    ),
 }
 LENGTHS = (1, 3, 12, 7, 1, 2, 1)
 

@@ -18,7 +18,8 @@ from tokendepth.models.schedule import stack
 from tokendepth.models.walk import Record, Walk
 from tokendepth.nn.cache import Cache
 from tokendepth.nn.track import EMPTY
-from tokendepth.types import Decision, Plan, Schedule
+from tokendepth.numerics import wide
+from tokendepth.types import Decision, Plan, Schedule, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,11 +232,20 @@ class Decoder(nn.Module):
             return plain, plain
         return plain, self.window_rotary.turn(positions, dtype)
 
-    def enter(self, hidden: Tensor, embedded: Tensor | None) -> Float[Tensor, "batch seq dim"]:
-        """What the first block of an injecting span reads."""
-        assert self.adapter is not None
-        assert embedded is not None
-        return self.adapter(torch.cat((hidden, embedded), dim=-1))
+    def enter(
+        self, span: Span, hidden: Tensor, embedded: Tensor | None
+    ) -> Float[Tensor, "batch seq dim"]:
+        """What the first block of a span reads: the state, adapted or normed as the span says."""
+        if span.inject:
+            assert self.adapter is not None
+            assert embedded is not None
+            hidden = self.adapter(torch.cat((hidden, embedded), dim=-1))
+        if span.normed:
+            normed = nn.functional.rms_norm(
+                wide(hidden), hidden.shape[-1:], eps=self.config.norm_epsilon
+            )
+            hidden = normed.to(hidden.dtype)
+        return hidden
 
     def _context(
         self,

@@ -67,7 +67,7 @@ class Walk:
                 self.embedded = hidden
                 hidden = _start(hidden, context)
             with _WITH_GRAPH if span.grad else torch.no_grad():
-                entry = self.decoder.enter(hidden, self.embedded) if span.inject else hidden
+                entry = self.decoder.enter(span, hidden, self.embedded)
                 decision = self._decide(index, hidden, entry)
                 name = self._executor(span, hidden, decision, context)
                 self.ran.append(name)
@@ -128,7 +128,8 @@ class Walk:
             span = replace(context.schedule.spans[index], loop=before)
             decision = Decision(keep=marked)
             run = EXECUTORS[self._executor(span, hidden, decision, context)]
-            hidden = run(span, self._blocks(span), hidden, hidden, decision, context)
+            entry = self.decoder.enter(span, hidden, self.embedded)
+            hidden = run(span, self._blocks(span), hidden, entry, decision, context)
         self.context.padded_queries = context.padded_queries
         self.checked.append(marked)
         self.checked_before.append(before)
@@ -245,5 +246,8 @@ def _start(hidden: Tensor, context: Context) -> Tensor:
         return hidden
     if order.start == "zeros":
         return torch.zeros_like(hidden)
-    draw = keyed_normal(order.seed, hidden.shape[-1], context.row_keys[:, None], context.positions)
+    draw = keyed_normal(
+        order.seed, hidden.shape[-1], context.row_keys[:, None], context.positions,
+        within=3.0 if order.start == "truncated" else None,
+    )  # fmt: skip
     return (order.start_std * draw).to(hidden)

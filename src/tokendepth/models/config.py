@@ -103,7 +103,8 @@ class DecoderConfig:
         beyond = [one for one in self.bare_post_norms if not 0 <= one < self.num_blocks]
         if beyond:
             raise ValueError(
-                f"bare_post_norms: got block {beyond[0]}; there are blocks 0 to {self.num_blocks - 1}"
+                f"bare_post_norms: got block {beyond[0]}; there are blocks 0 to "
+                f"{self.num_blocks - 1}"
             )
         if self.shared_norm and not self.parallel:
             raise ValueError("shared_norm: only blocks with parallel=True can share their norm")

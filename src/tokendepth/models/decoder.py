@@ -280,6 +280,7 @@ class Decoder(nn.Module):
             turns=self.turns(positions),
             schedule=order,
             cache=self.cache() if cache is None else cache,
+            alone=cache is None,
             forget=cache is None and self.config.key_value_rule != "carried",
             routing="hard",
             previous=None if cache is None else cache.memory,

@@ -297,7 +297,8 @@ def _check_fit(decoder: Decoder, order: Schedule, collect: Sequence[int]) -> Non
         )
     if order.injects and decoder.adapter is None:
         raise ValueError("schedule: it injects, but the config has adapter=False; set it to True")
-    if decoder.config.key_value_rule == "carried" and not order.revisits:
+    # One loop of a looped core is still one: it injects.
+    if decoder.config.key_value_rule == "carried" and not (order.revisits or order.injects):
         raise ValueError(
             "key_value_rule: 'carried' needs a schedule in which a block runs more than once; "
             "take 'all' or 'kept'"

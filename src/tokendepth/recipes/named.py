@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tokendepth.configs import imported, nearest
-from tokendepth.recipes import dense, token_selective
+from tokendepth.recipes import dense, depth_recurrent, token_selective
 from tokendepth.training.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -13,6 +13,9 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         dense.dense_shakespeare,
         dense.dense_shakespeare_small,
         dense.nanogpt_shakespeare_cpu,
+        depth_recurrent.recurrent_small,
+        depth_recurrent.recurrent_fixed_small,
+        depth_recurrent.recurrent_135m,
         token_selective.dense_copy,
         token_selective.dense_copy_small,
         token_selective.dense_sort,

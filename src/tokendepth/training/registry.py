@@ -2,6 +2,7 @@
 
 from tokendepth.configs import Family
 from tokendepth.training.budget import Budgeted
+from tokendepth.training.loops import RandomLoops
 from tokendepth.training.objective import CrossEntropy
 
-OBJECTIVES = Family(what="objective", members=(CrossEntropy, Budgeted))
+OBJECTIVES = Family(what="objective", members=(CrossEntropy, Budgeted, RandomLoops))

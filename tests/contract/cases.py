@@ -13,6 +13,7 @@ import torch
 
 from tests.contract import toys
 from tokendepth.depth.fixed_exit import FixedExit
+from tokendepth.depth.halting import Halting, HaltingConfig
 from tokendepth.depth.random_keep import RandomKeep
 from tokendepth.depth.token_selective import TokenSelectiveConfig
 from tokendepth.models.config import DecoderConfig
@@ -116,7 +117,7 @@ def _spread(cases):
 
 POLICIES = (
     "update", "span", "exit", "halt", "upfront", "tired", "topk", "fixed", "random",
-    "token_selective",
+    "token_selective", "halting_state", "halting_entropy",
 )  # fmt: skip
 PRODUCT = [
     Case(policy, schedule, rule, routing)
@@ -173,7 +174,7 @@ def skips(case, decoder):
     routed = [span.routed for span in SCHEDULES[case.schedule].spans]
     kept = output.plan.keep[..., routed]
     share = kept[mask.bool()].double().mean(0)
-    nested = case.policy in ("exit", "halt", "fixed", "upfront")
+    nested = case.policy in ("exit", "halt", "fixed", "upfront", "halting_state", "halting_entropy")
     counts, lengths = kept.sum(1), mask.sum(1)[:, None]
     return bool(
         (share[1:] < 1).all()
@@ -231,7 +232,15 @@ _POLICIES = {
     "fixed": lambda case, decoder, spans: FixedExit(_depths(SCHEDULES[case.schedule])),
     "random": lambda case, decoder, spans: RandomKeep(0.5, seed=1),
     "token_selective": lambda case, decoder, spans: _selective(decoder),
+    "halting_state": lambda case, decoder, spans: _halting(
+        "state", 1.0 if case.schedule.startswith("looped") else 0.6
+    ),
+    "halting_entropy": lambda case, decoder, spans: _halting("entropy", 2.4),
 }
+
+
+def _halting(rule, threshold):
+    return Halting(HaltingConfig(rule=rule, threshold=threshold, least=1))
 
 
 def _depths(order):

@@ -35,7 +35,7 @@ def one_thread():
 
 @pytest.fixture
 def decoder():
-    """Its state depends on the one before by a third, so that it settles, each token in its time."""
+    """A third of its state comes from the one before: it settles, each token in its time."""
     torch.manual_seed(0)
     made = Decoder(CONFIG, ORDER).double().eval().requires_grad_(False)
     for block in made.blocks:
@@ -95,7 +95,7 @@ def test_the_first_check_is_the_definition(decoder, rule, every, least):
     policy = halting(rule, threshold, every=every, least=least)
     loops = loops_of(decoder(IDS, policy=policy, row_keys=KEYS))
     expected = value < (0.5 if threshold is None else threshold)
-    assert 0 < expected.sum()
+    assert expected.sum() > 0
     assert expected.sum() < expected.numel() or rule == "argmax_stable"
     assert torch.equal(loops == least, expected)
     assert (loops >= least).all()
@@ -129,13 +129,13 @@ def test_higher_thresholds_halt_earlier_on_average(decoder, rule):
     assert means[0] == 8.0
 
 
-@pytest.mark.parametrize(("rule", "threshold"), [("kl", 1e-4), ("state", 0.1)])
+@pytest.mark.parametrize(("rule", "threshold"), [("kl", 1e-4), ("state", 0.03)])
 @pytest.mark.parametrize("every", [1, 2])
 def test_frozen_tokens_are_the_same_in_any_cut(decoder, rule, threshold, every):
     """Prefill, chunks and token by token; batch and singles; ragged; causal."""
     policy = halting(rule, threshold, every=every, least=3)
     whole = decoder(IDS, policy=policy, row_keys=KEYS)
-    assert len(loops_of(whole).unique()) > 2
+    assert len(loops_of(whole).unique()) > 1
     for sizes in ((12,), (5, 1, 6), (1,) * 12):
         cache, start, logits, ran = decoder.cache(), 0, [], []
         for size in sizes:
@@ -158,7 +158,7 @@ def test_frozen_tokens_are_the_same_in_any_cut(decoder, rule, threshold, every):
 def test_the_cache_holds_the_loops_that_ran_and_no_more(decoder):
     cache = decoder.cache()
     output = decoder(
-        IDS, policy=halting("state", 0.1), row_keys=KEYS, cache=cache, executor="gathered"
+        IDS, policy=halting("state", 0.03), row_keys=KEYS, cache=cache, executor="gathered"
     )
     rows = sum(int((track.positions >= 0).sum()) for track in cache.tracks.values())
     assert rows == int(output.executed.sum())

@@ -143,10 +143,7 @@ class Halting(Policy):
         keep = now.live if now.loops >= self.least else None
         if not self._looks(now.loops):
             return Decision(keep=keep), after
-        if self.rule in READS:
-            looked = context.read(now.live)
-        else:
-            looked = hidden[now.live]
+        looked = context.read(now.live) if self.rule in READS else hidden[now.live]
         seen = (*now.seen, looked)
         if now.loops < self.least:
             margin = self._spread(now.live, _gap(looked)) if self.rule == "argmax_stable" else None

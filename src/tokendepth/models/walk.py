@@ -123,10 +123,11 @@ class Walk:
         assert hidden is not None
         context = replace(self.context, purpose="check", watch=unwatched, normed=None)
         marked = rows & context.mask
+        whole = torch.equal(marked, context.mask)
         for index in context.schedule.coda:
             context.span_index = index
             span = replace(context.schedule.spans[index], loop=before)
-            decision = Decision(keep=marked)
+            decision = PLAIN if whole else Decision(keep=marked)
             run = EXECUTORS[self._executor(span, hidden, decision, context)]
             entry = self.decoder.enter(span, hidden, self.embedded)
             hidden = run(span, self._blocks(span), hidden, entry, decision, context)

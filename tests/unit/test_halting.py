@@ -206,7 +206,7 @@ def streaks(policy, values):
     """The streak of one token after each value."""
     streak, seen = torch.tensor([0]), []
     for value in values:
-        streak, _ = policy._judge(torch.tensor([value]), streak, torch.zeros(1, 3))
+        streak, _ = policy.judge(torch.tensor([value]), streak, torch.zeros(1, 3))
         seen.append(int(streak))
     return seen
 

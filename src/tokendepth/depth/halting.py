@@ -141,7 +141,7 @@ class Halting(Policy):
         now: _Progress = state
         after = replace(now, loops=now.loops + 1)
         keep = now.live if now.loops >= self.least else None
-        if not self._looks(now.loops):
+        if not self.looks(now.loops):
             return Decision(keep=keep), after
         looked = context.read(now.live) if self.rule in READS else hidden[now.live]
         seen = (*now.seen, looked)
@@ -149,7 +149,7 @@ class Halting(Policy):
             margin = self._spread(now.live, _gap(looked)) if self.rule == "argmax_stable" else None
             return Decision(margin=margin), replace(after, seen=seen)
         value = VALUES[self.rule](seen)
-        streak, margin = self._judge(value, now.streak[now.live], looked)
+        streak, margin = self.judge(value, now.streak[now.live], looked)
         go_on = streak < self.patience
         live = now.live.masked_scatter(now.live, go_on)
         kept = seen[len(seen) - BACK[self.rule] :]
@@ -161,12 +161,12 @@ class Halting(Policy):
         )
         return Decision(keep=live, margin=self._spread(now.live, margin)), after
 
-    def _looks(self, loops: int) -> bool:
+    def looks(self, loops: int) -> bool:
         """Whether anything is looked at after so many loops: the same in every call."""
         first = self.least - self.every * BACK[self.rule]
         return loops >= first and (loops - first) % self.every == 0
 
-    def _judge(
+    def judge(
         self, value: Float[Tensor, " row"], streak: Int[Tensor, " row"], looked: Tensor
     ) -> tuple[Int[Tensor, " row"], Float[Tensor, " row"]]:
         """The row of checks that have held, and how near it was."""

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tokendepth.depth.base import Policy
 from tokendepth.depth.execute import ExecutorName
 from tokendepth.errors import NonFiniteError
 from tokendepth.evaluation.causality import nearest_margin
@@ -21,7 +22,7 @@ from tokendepth.evaluation.passages import Passage
 from tokendepth.models.cost import Ledger, dense_twin, ledger
 from tokendepth.models.decoder import Decoder, DecoderOutput
 from tokendepth.numerics import all_finite, normalise, wide
-from tokendepth.types import OnProgress
+from tokendepth.types import OnProgress, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,12 @@ def score(
     routing: str | None = None,
     batch: int = 8,
     executor: ExecutorName = "dense",
+    policy: Policy | None = None,
+    schedule: Schedule | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> TokenScores:
-    """Predict every scored token of the passages once.
+    """Predict every scored token of the passages once, under the decoder's policy and schedule or
+    those given.
 
     The number of a passage is its row key, so that keyed draws are the same in any batch.
 
@@ -75,11 +79,11 @@ def score(
     done = 0
     for start in range(0, len(given), batch):
         some = given[start : start + batch]
-        ids, mask, targets = _tensors(some, decoder.embedding.weight.device)
+        ids, mask, targets = tensors(some, decoder.embedding.weight.device)
         keys = torch.arange(start, start + len(some), device=ids.device)
         output = decoder(
             ids, None if bool(mask.all()) else mask, routing=routing, executor=executor,
-            row_keys=keys,
+            row_keys=keys, policy=policy, schedule=schedule,
         )  # fmt: skip
         if not all_finite(output.logits[mask]):
             raise NonFiniteError(
@@ -100,7 +104,7 @@ def score(
     )
 
 
-def _tensors(some: Sequence[Passage], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(some: Sequence[Passage], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, their mask and targets, padded on the right."""
     width = max(len(passage.ids) for passage in some) - 1
     ids = torch.zeros(len(some), width, dtype=torch.long)

@@ -61,9 +61,9 @@ def score(
     schedule: Schedule | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> TokenScores:
-    """Predict every scored token of the passages once, under the decoder's policy and schedule or
-    those given.
+    """Predict every scored token of the passages once.
 
+    Policy and schedule are the decoder's own unless given.
     The number of a passage is its row key, so that keyed draws are the same in any batch.
 
     Raises:

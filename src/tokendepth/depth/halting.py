@@ -114,7 +114,8 @@ class Halting(Policy):
     def __init__(self, config: HaltingConfig) -> None:
         super().__init__()
         self.config = config
-        self.rule, self.threshold = config.rule, config.threshold
+        self.rule: HaltingRule = config.rule
+        self.threshold = config.threshold
         self.patience, self.hysteresis = config.patience, config.hysteresis
         self.least, self.every = config.least, config.every
 

@@ -216,6 +216,8 @@ def test_the_command_ends_with_the_fixed_names(run_folder, capsys, tmp_path):
         (["--halt", "kl", "--threshold", "1", "--loops-max", "1"], "loops_max: got 1"),
         (["--halt", "state", "--threshold", "-1"], "threshold: got -1.0"),
         (["--halt", "kl", "--threshold", "1", "--least", "1"], "least: got 1; 'kl'"),
+        (["--halt", "kl", "--threshold", "1", "--routing", "hard"], "routing: got hard"),
+        (["--halt", "kl", "--threshold", "1", "--executor", "auto"], "executor: got 'auto'"),
     ],
 )
 def test_wrong_options_are_named(given, said, run_folder, capsys):

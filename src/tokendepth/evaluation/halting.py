@@ -57,6 +57,7 @@ def evaluate_halting(
         NonFiniteError: a logit is NaN or infinite.
     """
     halting.check()
+    _check_unused(EvaluateOptions(**options))
     loaded = model if isinstance(model, Loaded) else load(model)
     documents = tokenize_all(texts, loaded.tokenizer, names)
     kept, given, reading = prepared(loaded, documents, EvaluateOptions(**options))
@@ -104,6 +105,18 @@ def evaluate_halting(
             "data_sha256": fingerprint(kept),
         },
     )
+
+
+def _check_unused(options: EvaluateOptions) -> None:
+    """Raise a `ValueError` for an option that would do nothing here."""
+    if options.routing:
+        raise ValueError(
+            f"routing: got {', '.join(options.routing)}; halting is hard routing, leave it out"
+        )
+    if options.executor not in ("dense", "gathered"):
+        raise ValueError(
+            f"executor: got {options.executor!r}; halting runs on `gathered`, leave it out"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tokendepth.depth.dense import Dense
     from tokendepth.depth.early_exit import EarlyExit
     from tokendepth.depth.fixed_exit import FixedExit
+    from tokendepth.depth.halting import Halting, HaltingConfig
     from tokendepth.depth.mixture_of_depths import MixtureOfDepths
     from tokendepth.depth.random_keep import RandomKeep
     from tokendepth.depth.token_selective import TokenSelective
@@ -30,8 +31,13 @@ if TYPE_CHECKING:
     from tokendepth.errors import CausalityError, DamagedError, FetchError, NonFiniteError
     from tokendepth.evaluation.causality import probe
     from tokendepth.evaluation.evaluate import evaluate
+    from tokendepth.evaluation.halt_options import HaltOptions
+    from tokendepth.evaluation.halting import evaluate_halting
+    from tokendepth.evaluation.halting_result import HaltingEvaluation
     from tokendepth.evaluation.result import Evaluation
     from tokendepth.measure.capture import capture
+    from tokendepth.measure.convergence import ConvergenceOptions, convergence
+    from tokendepth.measure.convergence_result import Convergence
     from tokendepth.measure.depth_map import DepthMap
     from tokendepth.measure.lens import Lens
     from tokendepth.measure.mapping import MapInterrupted, MapOptions, map
@@ -44,7 +50,7 @@ if TYPE_CHECKING:
     from tokendepth.models.cost import Ledger, ledger
     from tokendepth.models.decoder import Decoder, DecoderOutput
     from tokendepth.models.saved import load_model, save_model
-    from tokendepth.models.schedule import looped, stack
+    from tokendepth.models.schedule import looped, stack, with_loops
     from tokendepth.nn.cache import Cache, load_cache
     from tokendepth.nn.rotary import Stretch
     from tokendepth.recipes.named import recipe_named
@@ -64,6 +70,8 @@ _HOME = {
     "CausalityError": "errors",
     "Comparison": "comparison.result",
     "Context": "depth.base",
+    "Convergence": "measure.convergence_result",
+    "ConvergenceOptions": "measure.convergence",
     "CrossEntropy": "training.objective",
     "DamagedError": "errors",
     "Decision": "types",
@@ -78,6 +86,10 @@ _HOME = {
     "FixedExit": "depth.fixed_exit",
     "GenerateOptions": "engine.decode",
     "Generation": "engine.generation",
+    "HaltOptions": "evaluation.halt_options",
+    "Halting": "depth.halting",
+    "HaltingConfig": "depth.halting",
+    "HaltingEvaluation": "evaluation.halting_result",
     "HuggingFaceView": "adapters.huggingface",
     "Ledger": "models.cost",
     "Lens": "measure.lens",
@@ -110,7 +122,9 @@ _HOME = {
     "benchmark": "engine.benchmark",
     "capture": "measure.capture",
     "compare": "comparison.runs",
+    "convergence": "measure.convergence",
     "evaluate": "evaluation.evaluate",
+    "evaluate_halting": "evaluation.halting",
     "find_view": "adapters.huggingface",
     "from_transformers": "models.convert",
     "generate": "engine.generate",
@@ -132,6 +146,7 @@ _HOME = {
     "to_transformers": "models.convert",
     "train": "training.train",
     "transport": "measure.transport",
+    "with_loops": "models.schedule",
 }
 
 __all__ = [
@@ -140,6 +155,8 @@ __all__ = [
     "CausalityError",
     "Comparison",
     "Context",
+    "Convergence",
+    "ConvergenceOptions",
     "CrossEntropy",
     "DamagedError",
     "Decision",
@@ -154,6 +171,10 @@ __all__ = [
     "FixedExit",
     "GenerateOptions",
     "Generation",
+    "HaltOptions",
+    "Halting",
+    "HaltingConfig",
+    "HaltingEvaluation",
     "HuggingFaceView",
     "Ledger",
     "Lens",
@@ -187,7 +208,9 @@ __all__ = [
     "benchmark",
     "capture",
     "compare",
+    "convergence",
     "evaluate",
+    "evaluate_halting",
     "find_view",
     "from_transformers",
     "generate",
@@ -209,6 +232,7 @@ __all__ = [
     "to_transformers",
     "train",
     "transport",
+    "with_loops",
 ]
 
 

@@ -5,6 +5,7 @@ the model: in half precision a sum over 50,000 small terms loses the digits a th
 """
 
 import hashlib
+import math
 import time
 
 import torch
@@ -48,6 +49,22 @@ def kl_divergence(
 ) -> Float[Tensor, " token"]:
     """KL(p || q) in nats. Rounding below zero is returned as zero."""
     return torch.linalg.vecdot(p, log_p - log_q).clamp_min(0.0)
+
+
+def small_kl(
+    p: Float[Tensor, "token vocab"],
+    log_p: Float[Tensor, "token vocab"],
+    q: Float[Tensor, "token vocab"],
+    log_q: Float[Tensor, "token vocab"],
+) -> Float[Tensor, " token"]:
+    """KL(p || q) in nats, also where both are nearly the same.
+
+    With d = log p - log q, the sum of p (d + exp(-d) - 1): the terms added sum to zero, and each is
+    now about p d^2 / 2. In the plain sum first-order terms of both signs leave rounding of 1e-7.
+    """
+    d = log_p - log_q
+    near = d.abs() < 1.0
+    return torch.where(near, p * (d + torch.expm1(-d.where(near, 0.0))), p * d + q - p).sum(-1)
 
 
 def entropy(
@@ -157,10 +174,18 @@ def keyed_uniform(seed: int, *keys: Tensor) -> Float[Tensor, "*batch"]:
     return ((mixed >> 11) & (2**53 - 1)).double() / 2**53
 
 
-def keyed_normal(seed: int, size: int, *keys: Tensor) -> Float[Tensor, "*batch size"]:
-    """Standard normal numbers, `size` of them for each key; as `keyed_uniform`, by inversion."""
+def keyed_normal(
+    seed: int, size: int, *keys: Tensor, within: float | None = None
+) -> Float[Tensor, "*batch size"]:
+    """Standard normal numbers, `size` of them for each key; as `keyed_uniform`, by inversion.
+
+    With `within`, of the normal distribution cut off at so many standard deviations.
+    """
     columns = torch.arange(size, device=keys[0].device)
     uniform = keyed_uniform(seed, *(key[..., None] for key in keys), columns)
+    if within is not None:
+        below = 0.5 * math.erfc(within / math.sqrt(2))
+        uniform = below + (1 - 2 * below) * uniform
     return torch.special.ndtri(uniform.clamp(2.0**-53, 1 - 2.0**-53))
 
 

@@ -5,10 +5,11 @@ Axis names in shapes mean the same everywhere: `batch` rows of a call, `seq` pos
 `span` spans of a schedule, `visit` block executions in schedule order, `state` visits + 1.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +17,7 @@ from torch import Tensor
 
 Routing = Literal["soft", "hard", "hard_soft", "top_k"]
 KeyValueRule = Literal["all", "kept", "carried"]
-Start = Literal["hidden", "zeros", "normal"]
+Start = Literal["hidden", "zeros", "normal", "truncated"]
 Gates = Literal["update", "span"]
 OnProgress = Callable[[int, int], None]
 """Told (units done, units in all) from time to time."""
@@ -33,6 +34,8 @@ class Span:
     """False for a stem, prelude or coda: every token runs it."""
     inject: bool = False
     """On entry the state becomes adapter([state; embedded])."""
+    normed: bool = False
+    """On entry the state is brought to unit mean square: a coda behind loops of any number."""
     grad: bool = True
     """False: run without a graph, for truncated back-propagation."""
 
@@ -42,7 +45,8 @@ class Schedule:
     """Spans in order, and which of them a policy decides about.
 
     `start` is what a looped state begins with, at the first span that injects: the hidden state
-    itself, zeros, or a keyed normal draw of standard deviation `start_std`.
+    itself, zeros, or a keyed normal draw of standard deviation `start_std`, over all numbers or
+    (`truncated`) within three standard deviations.
     """
 
     spans: tuple[Span, ...]
@@ -65,8 +69,10 @@ class Schedule:
                 f"spans: block {twice[0]} runs twice in loop {twice[1]}; give each pass over a "
                 "block its own loop=, since keys and values are stored by block and loop"
             )
-        if self.start not in ("hidden", "zeros", "normal"):
-            raise ValueError(f"start: got {self.start!r}; allowed are hidden, zeros, normal")
+        if self.start not in get_args(Start):
+            raise ValueError(f"start: got {self.start!r}; allowed are {', '.join(get_args(Start))}")
+        if not self.start_std > 0:
+            raise ValueError(f"start_std: got {self.start_std}; it must be above 0")
 
     @cached_property
     def visits(self) -> tuple[tuple[int, int], ...]:
@@ -91,6 +97,12 @@ class Schedule:
         while first > 0 and not self.spans[first - 1].routed:
             first -= 1
         return tuple(range(first, len(self.spans)))
+
+    @cached_property
+    def core(self) -> tuple[int, ...]:
+        """Indices of the spans that run the same blocks again and again; empty in a plain stack."""
+        counts = Counter(span.blocks for span in self.spans)
+        return tuple(at for at, span in enumerate(self.spans) if counts[span.blocks] > 1)
 
     @cached_property
     def num_blocks(self) -> int:

@@ -16,6 +16,7 @@ from tokendepth.depth.constant_gate import ConstantGateConfig
 from tokendepth.depth.early_exit import EarlyExitConfig
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.depth.fixed_subset import FixedSubsetConfig
+from tokendepth.depth.halting import Halting, HaltingConfig
 from tokendepth.depth.mixture_of_depths import MixtureOfDepthsConfig
 from tokendepth.depth.random_keep import RandomKeep
 from tokendepth.depth.token_selective import TokenSelectiveConfig
@@ -55,7 +56,7 @@ BLOCKS = {
         "rotary_width": 2,
         "head_bias": True,
     },
-    "window": {"windows": (3, 5, 3, 2), "tied_head": True},
+    "window": {"windows": (3, 5, 3, 2), "tied_head": True, "bare_post_norms": (1, 3)},
     "sandwich": {
         "post_norms": True,
         "gains_from_one": True,
@@ -73,7 +74,9 @@ SCHEDULES = {
     "stack": stack(4),
     "stack-coda": stack(4, stem=1, coda=1),
     "looped": looped(prelude=1, core=2, coda=1, loops=3),
-    "looped-normal": looped(prelude=1, core=1, coda=1, loops=4, start="normal"),
+    "looped-normal": looped(
+        prelude=1, core=1, coda=1, loops=4, start="truncated", start_std=0.6, normed_coda=True
+    ),
 }
 LENGTHS = (1, 3, 12, 7, 1, 2, 1)
 
@@ -120,6 +123,7 @@ def _spread(cases):
 POLICIES = (
     "update", "span", "exit", "halt", "upfront", "tired", "topk", "fixed", "random",
     "token_selective", "early_exit", "mixture", "constant", "subset",
+    "halting_state", "halting_entropy",
 )  # fmt: skip
 PRODUCT = [
     Case(policy, schedule, rule, routing)
@@ -176,7 +180,9 @@ def skips(case, decoder):
     routed = [span.routed for span in SCHEDULES[case.schedule].spans]
     kept = output.plan.keep[..., routed]
     share = kept[mask.bool()].double().mean(0)
-    nested = case.policy in ("exit", "early_exit", "halt", "fixed", "upfront")
+    nested = case.policy in (
+        "exit", "early_exit", "halt", "fixed", "upfront", "halting_state", "halting_entropy",
+    )  # fmt: skip
     counts, lengths = kept.sum(1), mask.sum(1)[:, None]
     if case.policy == "subset":  # whole spans, by its nature
         return bool((share == 0).any() and (share == 1).any())
@@ -260,7 +266,15 @@ _POLICIES = {
     "fixed": lambda case, decoder, spans: FixedExit(_depths(SCHEDULES[case.schedule])),
     "random": lambda case, decoder, spans: RandomKeep(0.5, seed=1),
     "token_selective": lambda case, decoder, spans: _selective(decoder),
+    "halting_state": lambda case, decoder, spans: _halting(
+        "state", 1.0 if case.schedule.startswith("looped") else 0.6
+    ),
+    "halting_entropy": lambda case, decoder, spans: _halting("entropy", 2.4),
 }
+
+
+def _halting(rule, threshold):
+    return Halting(HaltingConfig(rule=rule, threshold=threshold, least=1))
 
 
 def _depths(order):

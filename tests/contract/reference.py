@@ -23,15 +23,21 @@ def run(decoder, ids, key, keep, weight):
     for number, span in enumerate(order.spans):
         if span.inject and embedded is None:
             embedded = list(hidden)
-            if order.start == "normal":
+            if order.start in ("normal", "truncated"):
+                cut = 3.0 if order.start == "truncated" else None
                 hidden = [
-                    keyed_normal(order.seed, len(one), key, torch.tensor(at)).to(one)
+                    order.start_std
+                    * keyed_normal(order.seed, len(one), key, torch.tensor(at), within=cut).to(one)
                     for at, one in enumerate(hidden)
                 ]
         entry = hidden
         if span.inject:
             pairs = zip(hidden, embedded, strict=True)
             entry = [decoder.adapter(torch.cat(pair)) for pair in pairs]
+        if span.normed:
+            entry = [
+                one / (one.square().mean() + decoder.config.norm_epsilon).sqrt() for one in entry
+            ]
         state = list(entry)
         runs = [bool(keep[at, number]) for at in range(length)]
         scale = [1.0 if weight is None else weight[at, number] for at in range(length)]
@@ -88,13 +94,13 @@ def _block(decoder, index, loop, state, runs, scale, rule, slots):
         first = 0 if window is None else at - window + 1
         before = [seen[other] for other in sorted(seen) if first <= other <= at]
         update = attention.output(_mix(config, query, before))
-        if config.post_norms:
+        if config.post_norms or index in config.bare_post_norms:
             update = _norm(config, block.attention_post_norm, update)
         after[at] = one + scale[at] * update
         source = one if config.parallel else after[at]
         norm = block.attention_norm if config.shared_norm else block.feed_forward_norm
         update = _feed_forward(config, block.feed_forward, _norm(config, norm, source))
-        if config.post_norms:
+        if config.post_norms or index in config.bare_post_norms:
             update = _norm(config, block.feed_forward_post_norm, update)
         after[at] = after[at] + scale[at] * update
     return after
@@ -104,6 +110,8 @@ def _norm(config, norm, row):
     if config.norm == "layer":
         row = row - row.mean()
     unit = row / (row.square().mean() + config.norm_epsilon).sqrt()
+    if norm.weight is None:
+        return unit
     gains = norm.weight + 1 if config.gains_from_one else norm.weight
     return unit * gains + norm.bias if config.norm == "layer" else unit * gains
 

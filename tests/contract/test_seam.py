@@ -146,13 +146,24 @@ def test_of_each_position_only_the_newest_loop_up_to_this_one_is_visible():
     store.extend(one, one, torch.tensor([[0, 1]]), loop=0)
     store.extend(one, one, torch.tensor([[0, EMPTY]]), loop=1)
     store.extend(one, one, torch.tensor([[0, 1]]), loop=2)
-    queries = torch.tensor([[1]])
-    seen = {
-        loop: store.track.visible(queries, loop, newest=True)[0, 0].tolist() for loop in range(3)
-    }
-    assert seen[0] == [True, True, False, False, False, False]
-    assert seen[1] == [False, True, True, False, False, False]
-    assert seen[2] == [False, False, False, False, True, True]
+    assert [store.track.newest(loop).slots[0].tolist() for loop in range(3)] == [
+        [0, 1],
+        [2, 1],
+        [4, 5],
+    ]
+    store.extend(one[:, :1], one[:, :1], torch.tensor([[3]]), loop=0)
+    found = store.track.newest(0)
+    assert (found.slots[0].tolist(), found.there[0].tolist(), found.whole) == (
+        [0, 1, 0, 6],
+        [True, True, False, True],
+        False,
+    )
+    queries = torch.tensor([[1, 3]])
+    assert found.visible(queries, None)[0].tolist() == [
+        [True, True, False, False],
+        [True, True, False, True],
+    ]
+    assert found.visible(queries, 2)[0, 1].tolist() == [False, False, False, True]
 
 
 def test_padding_of_gathered_queries_is_counted():

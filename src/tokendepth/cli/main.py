@@ -14,6 +14,7 @@ import tyro
 from tokendepth import __version__
 from tokendepth.cli.benchmark import BenchmarkCommand
 from tokendepth.cli.compare import CompareCommand
+from tokendepth.cli.convergence import ConvergenceCommand
 from tokendepth.cli.evaluate import EvaluateCommand
 from tokendepth.cli.generate import GenerateCommand
 from tokendepth.cli.list import ListCommand
@@ -31,6 +32,7 @@ Command = (
     | Annotated[BenchmarkCommand, tyro.conf.subcommand("benchmark")]
     | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
     | Annotated[TransportCommand, tyro.conf.subcommand("transport")]
+    | Annotated[ConvergenceCommand, tyro.conf.subcommand("convergence")]
     | Annotated[ListCommand, tyro.conf.subcommand("list")]
 )
 

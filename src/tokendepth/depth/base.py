@@ -40,6 +40,8 @@ class Context:
     turns: Turns
     schedule: Schedule
     cache: Cache
+    alone: bool = False
+    """Nobody keeps the cache."""
     forget: bool
     """Nobody keeps the cache, and no later span looks into the stores of an earlier one."""
     routing: Routing

@@ -267,11 +267,15 @@ def _attend(
     assert store.keys is not None
     assert store.values is not None
     track, window, count = store.track, store.window, queries.shape[1]
-    ordered = track.in_order and positions is context.positions and count in (1, len(track))
-    if ordered and (window is None or len(track) <= window):
+    whole = positions is context.positions and count in (1, track.num_positions)
+    whole = whole and (window is None or track.num_positions <= window)
+    if whole and track.in_order:
         return block.attention.attend(queries, store.keys, store.values, None)
-    carried = context.cache.rule == "carried"
-    visible = track.visible(positions, span.loop, newest=carried, window=window)
+    if context.cache.rule == "carried":
+        found = track.newest(span.loop)
+        visible = None if whole and found.whole else found.visible(positions, window)
+        return block.attention.attend(queries, *store.newest(found), visible)
+    visible = track.visible(positions, window=window)
     return block.attention.attend(queries, store.keys, store.values, visible)
 
 
@@ -279,15 +283,17 @@ def _attend_rows(
     block: Block, queries: Tensor, rows: Rows, store: Store, span: Span, context: Context
 ) -> Tensor:
     """Attention of gathered queries, (row, width)."""
-    in_order = store.track.in_order
+    track, carried = store.track, context.cache.rule == "carried"
     assert store.keys is not None
     assert store.values is not None
-    if spreads(rows, len(store.track), store.window, in_order=in_order):
-        assert store.keys is not None
-        assert store.values is not None
+    in_order = track.in_order or (carried and track.newest(span.loop).whole)
+    num_slots = track.num_positions if carried else len(track)
+    if spreads(rows, num_slots, store.window, in_order=in_order):
         context.padded_queries += rows.mask.numel() - rows.count
-        mixed = block.attention.attend(rows.spread(queries), store.keys, store.values, None)
-        return rows.gather(mixed)
+        keys, values = store.keys, store.values
+        if not track.in_order:
+            keys, values = store.newest(track.newest(span.loop))
+        return rows.gather(block.attention.attend(rows.spread(queries), keys, values, None))
     context.padded_queries += rows.num_padded
     positions = rows.pad(rows.gather(context.positions))
     return rows.unpad(_attend(block, rows.pad(queries), store, positions, span, context))
@@ -314,6 +320,8 @@ def _extend(
 ) -> None:
     """Store a rectangle of keys and values. Slots left empty are zeroed: 0 x NaN is NaN."""
     whole = stored is context.mask
+    if whole and context.alone and context.cache.rule == "carried":
+        store.renew()
     slots, in_order = context.slots, False
     if not whole:
         slots = torch.where(stored, context.positions, EMPTY)

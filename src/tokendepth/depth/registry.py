@@ -6,6 +6,7 @@ from tokendepth.depth.dense import DenseConfig
 from tokendepth.depth.early_exit import EarlyExitConfig
 from tokendepth.depth.fixed_exit import FixedExitConfig
 from tokendepth.depth.fixed_subset import FixedSubsetConfig
+from tokendepth.depth.halting import HaltingConfig
 from tokendepth.depth.mixture_of_depths import MixtureOfDepthsConfig
 from tokendepth.depth.random_keep import RandomKeepConfig
 from tokendepth.depth.token_selective import TokenSelectiveConfig
@@ -18,6 +19,7 @@ POLICIES = Family(
         EarlyExitConfig,
         FixedExitConfig,
         FixedSubsetConfig,
+        HaltingConfig,
         MixtureOfDepthsConfig,
         RandomKeepConfig,
         TokenSelectiveConfig,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tokendepth.adapters.load import Loaded, load
-from tokendepth.depth.base import check_routing
+from tokendepth.depth.base import Policy, check_routing
 from tokendepth.depth.execute import ExecutorName, check_executor
 from tokendepth.errors import CausalityError
 from tokendepth.evaluation.causality import NEAR, PREFIXES, Causality, probe
@@ -115,16 +115,10 @@ def evaluate_documents(
         CausalityError: the policy says it is causal and is not; nothing is scored.
         NonFiniteError: a logit is NaN or infinite.
     """
-    options.check()
     decoder = loaded.decoder
-    kept = [_cut(document, options.limit) for document in documents]
-    _check_vocabulary(decoder, kept)
-    options = reading_of(loaded, options)
-    given = list(passages(kept, options.length or LENGTH, skip=options.skip or 0))
-    if not any(any(passage.scored) for passage in given):
-        raise ValueError("texts: no token can be predicted; give a text of at least 2 tokens")
+    kept, given, options = prepared(loaded, documents, options)
     names = _routings(decoder, options.routing)
-    probes = [_probe(decoder, given, name, options) for name in names]
+    probes = [probed(decoder, given, options, routing=name) for name in names]
     text = TextFacts(kept, loaded)
     rows, total = [], len(names) * sum(len(passage.ids) - 1 for passage in given)
     for number, (name, causality) in enumerate(zip(names, probes, strict=True)):
@@ -136,7 +130,7 @@ def evaluate_documents(
             executor=options.executor,
             on_progress=lambda done, each, number=number: on_progress(number * each + done, total),
         )
-        rows.append(_row(causality, scores, given, text))
+        rows.append(row_of(causality, scores, given, text))
     return Evaluation(
         model=loaded.title,
         policy=type(decoder.policy).__name__,
@@ -151,9 +145,27 @@ def evaluate_documents(
             **dataclasses.asdict(options),
             "documents": len(kept),
             "passages": len(given),
-            "data_sha256": _fingerprint(kept),
+            "data_sha256": fingerprint(kept),
         },
     )
+
+
+def prepared(
+    loaded: Loaded, documents: Sequence[Document], options: EvaluateOptions
+) -> tuple[list[Document], list[Passage], EvaluateOptions]:
+    """The documents up to the limit, their passages, and the options as they are meant.
+
+    Raises:
+        ValueError: an option out of its range, nothing to predict, ids beyond the vocabulary.
+    """
+    options.check()
+    kept = [_cut(document, options.limit) for document in documents]
+    _check_vocabulary(loaded.decoder, kept)
+    options = reading_of(loaded, options)
+    given = list(passages(kept, options.length or LENGTH, skip=options.skip or 0))
+    if not any(any(passage.scored) for passage in given):
+        raise ValueError("texts: no token can be predicted; give a text of at least 2 tokens")
+    return kept, given, options
 
 
 def reading_of(loaded: Loaded, options: EvaluateOptions) -> EvaluateOptions:
@@ -203,9 +215,20 @@ def _routings(decoder: Decoder, wanted: Sequence[str]) -> list[Routing]:
     return sorted(dict.fromkeys(names), key=lambda name: name != "hard")
 
 
-def _probe(
-    decoder: Decoder, given: Sequence[Passage], routing: Routing, options: EvaluateOptions
+def probed(
+    decoder: Decoder,
+    given: Sequence[Passage],
+    options: EvaluateOptions,
+    *,
+    routing: Routing | None = None,
+    policy: Policy | None = None,
 ) -> Causality:
+    """What the probe sees on the beginning of the text.
+
+    Raises:
+        CausalityError: the policy says it is causal and is not.
+    """
+    policy = policy or decoder.policy
     size = max(PROBED, *(length + 1 for length in options.prefixes), 2)
     size = min(size, decoder.config.max_positions or size)
     rows = [list(passage.ids[:size]) for passage in given[:2]]
@@ -215,19 +238,21 @@ def _probe(
         row += more.tolist()
     ids = torch.tensor(rows, device=decoder.embedding.weight.device)
     found = probe(
-        decoder, ids, routing=routing, executor=options.executor, prefixes=options.prefixes
-    )
+        decoder, ids, policy=policy, routing=routing, executor=options.executor,
+        prefixes=options.prefixes,
+    )  # fmt: skip
     if found.declared and found.moved is not None:
         raise CausalityError(
-            f"{type(decoder.policy).__name__} says it is causal under {routing} routing, but "
+            f"{type(policy).__name__} says it is causal under {found.routing} routing, but "
             f"{found.moved}. Its scores would be worthless: mend it, or let `causal` return False."
         )
     return found
 
 
-def _row(
+def row_of(
     causality: Causality, scores: TokenScores, given: Sequence[Passage], text: TextFacts
 ) -> RoutingRow:
+    """The scores of one routing, with intervals and groups."""
     told = np.isfinite(scores.margin).any()
     return RoutingRow(
         routing=causality.routing,
@@ -245,7 +270,8 @@ def _row(
     )
 
 
-def _fingerprint(documents: Sequence[Document]) -> str:
+def fingerprint(documents: Sequence[Document]) -> str:
+    """Of the tokens."""
     digest = hashlib.sha256()
     for document in documents:
         digest.update(np.array(document.ids, dtype=np.int64).tobytes() + b"|")

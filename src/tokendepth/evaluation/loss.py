@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tokendepth.depth.base import Policy
 from tokendepth.depth.execute import ExecutorName
 from tokendepth.errors import NonFiniteError
 from tokendepth.evaluation.causality import nearest_margin
@@ -21,7 +22,7 @@ from tokendepth.evaluation.passages import Passage
 from tokendepth.models.cost import Ledger, dense_twin, ledger
 from tokendepth.models.decoder import Decoder, DecoderOutput
 from tokendepth.numerics import all_finite, normalise, wide
-from tokendepth.types import OnProgress
+from tokendepth.types import OnProgress, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,13 @@ def score(
     routing: str | None = None,
     batch: int = 8,
     executor: ExecutorName = "dense",
+    policy: Policy | None = None,
+    schedule: Schedule | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> TokenScores:
     """Predict every scored token of the passages once.
 
+    Policy and schedule are the decoder's own unless given.
     The number of a passage is its row key, so that keyed draws are the same in any batch.
 
     Raises:
@@ -79,7 +83,7 @@ def score(
         keys = torch.arange(start, start + len(some), device=ids.device)
         output = decoder(
             ids, None if bool(mask.all()) else mask, routing=routing, executor=executor,
-            row_keys=keys,
+            row_keys=keys, policy=policy, schedule=schedule,
         )  # fmt: skip
         if not all_finite(output.logits[mask]):
             raise NonFiniteError(

@@ -10,8 +10,12 @@ from tokendepth.nn.norm import rms_norm
 from tokendepth.nn.rotary import Rotary, frequencies
 
 
-def norm(config: DecoderConfig) -> nn.Module:
+def norm(config: DecoderConfig, *, gains: bool = True) -> nn.Module:
     """Over the residual."""
+    if not gains and config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.norm_epsilon, elementwise_affine=False)
+    if not gains:
+        return nn.LayerNorm(config.width, eps=config.norm_epsilon, elementwise_affine=False)
     if config.norm == "rms":
         return rms_norm(config.width, config.norm_epsilon, from_one=config.gains_from_one)
     return nn.LayerNorm(config.width, eps=config.norm_epsilon, bias=config.norm_bias)
@@ -30,12 +34,14 @@ def rotaries(config: DecoderConfig) -> tuple[Rotary | None, Rotary | None]:
 
 
 def block(config: DecoderConfig, index: int) -> Block:
-    """One of the decoder's blocks; only its window depends on which."""
+    """One of the decoder's blocks; its window and its sandwich norms depend on which."""
+    bare = index in config.bare_post_norms
+    post = bare or config.post_norms
     norms = Norms(
         attention=norm(config),
         feed_forward=None if config.shared_norm else norm(config),
-        attention_post=norm(config) if config.post_norms else None,
-        feed_forward_post=norm(config) if config.post_norms else None,
+        attention_post=norm(config, gains=not bare) if post else None,
+        feed_forward_post=norm(config, gains=not bare) if post else None,
     )
     return Block(
         norms,

@@ -35,6 +35,8 @@ class DecoderConfig:
     """Root-mean-square norms store their gains as distances from one (Gemma)."""
     post_norms: bool = False
     """Sandwich norms: each half's update is normalised before it is added."""
+    bare_post_norms: tuple[int, ...] = ()
+    """Blocks whose sandwich norms have no gains; of the others `post_norms` says it."""
     query_key_norm: bool = False
     positions: Literal["rotary", "learned"] = "rotary"
     rotary_width: int | None = None
@@ -98,6 +100,12 @@ class DecoderConfig:
         self._check_positions()
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout: got {self.dropout}; it must be at least 0 and below 1")
+        beyond = [one for one in self.bare_post_norms if not 0 <= one < self.num_blocks]
+        if beyond:
+            raise ValueError(
+                f"bare_post_norms: got block {beyond[0]}; there are blocks 0 to "
+                f"{self.num_blocks - 1}"
+            )
         if self.shared_norm and not self.parallel:
             raise ValueError("shared_norm: only blocks with parallel=True can share their norm")
         if self.gains_from_one and self.norm != "rms":

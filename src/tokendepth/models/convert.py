@@ -69,10 +69,12 @@ def to_transformers(decoder: Decoder, family: str | None = None, **settings: Any
     """
     from transformers import AutoModelForCausalLM
 
-    if [block for _, block in decoder.schedule.visits] != list(range(decoder.config.num_blocks)):
+    visits = [block for _, block in decoder.schedule.visits]
+    normed = any(span.normed for span in decoder.schedule.spans)
+    if normed or visits != list(range(decoder.config.num_blocks)):
         raise ValueError(
-            "schedule: models of transformers run each block once, in order; this schedule does "
-            "not, so a copy would compute something else"
+            "schedule: models of transformers run each block once, in order, on the state as it "
+            "is; this schedule does not, so a copy would compute something else"
         )
     name, config = _config_of(decoder.config, family, settings)
     weight = decoder.embedding.weight

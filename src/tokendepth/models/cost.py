@@ -247,9 +247,11 @@ class _Count:
             new = _padded_positions(running, record.positions)
         track = self.tracks[key] = self.tracks.get(key, Track()).extended(new, span.loop)
         if not self.visible:
-            width, num_slots = record.mask.shape[1], len(track)
+            width, carried = record.mask.shape[1], self.rule == "carried"
+            num_slots = track.num_positions if carried else len(track)
             # The executor knows slots to be in order where nothing was padded and all are stored.
             in_order = self.full and self.rule == "all"
+            in_order = in_order or (carried and track.newest(span.loop).whole)
             if gathers and not spreads(running, num_slots, window, in_order=in_order):
                 width = running.width
             return len(record.mask) * width * num_slots

@@ -18,7 +18,8 @@ from tokendepth.models.schedule import stack
 from tokendepth.models.walk import Record, Walk
 from tokendepth.nn.cache import Cache
 from tokendepth.nn.track import EMPTY
-from tokendepth.types import Decision, Plan, Schedule
+from tokendepth.numerics import wide
+from tokendepth.types import Decision, Plan, Schedule, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,11 +232,20 @@ class Decoder(nn.Module):
             return plain, plain
         return plain, self.window_rotary.turn(positions, dtype)
 
-    def enter(self, hidden: Tensor, embedded: Tensor | None) -> Float[Tensor, "batch seq dim"]:
-        """What the first block of an injecting span reads."""
-        assert self.adapter is not None
-        assert embedded is not None
-        return self.adapter(torch.cat((hidden, embedded), dim=-1))
+    def enter(
+        self, span: Span, hidden: Tensor, embedded: Tensor | None
+    ) -> Float[Tensor, "batch seq dim"]:
+        """What the first block of a span reads: the state, adapted or normed as the span says."""
+        if span.inject:
+            assert self.adapter is not None
+            assert embedded is not None
+            hidden = self.adapter(torch.cat((hidden, embedded), dim=-1))
+        if span.normed:
+            normed = nn.functional.rms_norm(
+                wide(hidden), hidden.shape[-1:], eps=self.config.norm_epsilon
+            )
+            hidden = normed.to(hidden.dtype)
+        return hidden
 
     def _context(
         self,
@@ -270,6 +280,7 @@ class Decoder(nn.Module):
             turns=self.turns(positions),
             schedule=order,
             cache=self.cache() if cache is None else cache,
+            alone=cache is None,
             forget=cache is None and self.config.key_value_rule != "carried",
             routing="hard",
             previous=None if cache is None else cache.memory,
@@ -286,7 +297,8 @@ def _check_fit(decoder: Decoder, order: Schedule, collect: Sequence[int]) -> Non
         )
     if order.injects and decoder.adapter is None:
         raise ValueError("schedule: it injects, but the config has adapter=False; set it to True")
-    if decoder.config.key_value_rule == "carried" and not order.revisits:
+    # One loop of a looped core is still one: it injects.
+    if decoder.config.key_value_rule == "carried" and not (order.revisits or order.injects):
         raise ValueError(
             "key_value_rule: 'carried' needs a schedule in which a block runs more than once; "
             "take 'all' or 'kept'"

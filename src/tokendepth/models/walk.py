@@ -71,7 +71,7 @@ class Walk:
                 self.embedded = hidden
                 hidden = _start(hidden, context)
             with _WITH_GRAPH if span.grad else torch.no_grad():
-                entry = self.decoder.enter(hidden, self.embedded) if span.inject else hidden
+                entry = self.decoder.enter(span, hidden, self.embedded)
                 decision = self._decided(index, hidden, entry)
                 count = self._alike(index, hidden, decision)
                 if count > 1:
@@ -103,7 +103,7 @@ class Walk:
         if not blind or context.forget or context.watch is not unwatched or not few.are_few(hidden):
             return 1
         for number in range(index + 1, len(spans)):
-            if spans[number].inject or not _continues(spans[index], spans[number]):
+            if not _continues(spans[index], spans[number]):
                 return number - index
             context.span_index = number
             self.ahead = self._decide(number, hidden, hidden)
@@ -154,12 +154,14 @@ class Walk:
         assert hidden is not None
         context = replace(self.context, purpose="check", watch=unwatched, normed=None)
         marked = rows & context.mask
+        whole = torch.equal(marked, context.mask)
         for index in context.schedule.coda:
             context.span_index = index
             span = replace(context.schedule.spans[index], loop=before)
-            decision = Decision(keep=marked)
+            decision = PLAIN if whole else Decision(keep=marked)
             run = EXECUTORS[self._executor(span, hidden, decision, context)]
-            hidden = run(span, self._blocks(span), hidden, hidden, decision, context)
+            entry = self.decoder.enter(span, hidden, self.embedded)
+            hidden = run(span, self._blocks(span), hidden, entry, decision, context)
         self.context.padded_queries = context.padded_queries
         self.checked.append(marked)
         self.checked_before.append(before)
@@ -207,7 +209,9 @@ def _joined(spans: tuple[Span, ...]) -> Span:
 
 
 def _continues(first: Span, later: Span) -> bool:
-    return (first.loop, first.grad) == (later.loop, later.grad)
+    """Whether a span takes the state as it is, in the same loop and graph."""
+    same = (first.loop, first.grad) == (later.loop, later.grad)
+    return same and not later.inject and not later.normed
 
 
 def _same(one: Decision, other: Decision) -> bool:
@@ -299,5 +303,8 @@ def _start(hidden: Tensor, context: Context) -> Tensor:
         return hidden
     if order.start == "zeros":
         return torch.zeros_like(hidden)
-    draw = keyed_normal(order.seed, hidden.shape[-1], context.row_keys[:, None], context.positions)
+    draw = keyed_normal(
+        order.seed, hidden.shape[-1], context.row_keys[:, None], context.positions,
+        within=3.0 if order.start == "truncated" else None,
+    )  # fmt: skip
     return (order.start_std * draw).to(hidden)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokendepth.nn.track import Track
+from tokendepth.nn.track import Newest, Track
 from tokendepth.types import KeyValueRule
 
 Purpose = str
@@ -100,6 +100,21 @@ class Store:
             keys, values = (_grown(part[:, :before], size) for part in self.parts)
             self.parts, self.roomy = (keys, values), True
         return self.parts
+
+    def renew(self) -> None:
+        """Begin again: every token is about to be stored anew, and nobody looks at what was."""
+        self.track, self.parts, self.roomy = Track(), None, False
+
+    def newest(self, found: Newest) -> tuple[Tensor, Tensor]:
+        """Keys and values by position, each (batch, position, key_value_head, head_dim)."""
+        assert self.parts is not None
+        keys, values = self.parts
+        rows = torch.arange(len(keys), device=keys.device)[:, None] * keys.shape[1]
+        flat = (found.slots + rows).flatten()
+        shape = (*found.slots.shape, *keys.shape[2:])
+        return tuple(  # pyright: ignore[reportReturnType]
+            part.flatten(0, 1).index_select(0, flat).view(shape) for part in (keys, values)
+        )
 
     def crop(self, seen: Int[Tensor, " batch"], uniform: int | None) -> None:
         """Forget positions from `seen` on."""

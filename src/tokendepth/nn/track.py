@@ -14,6 +14,25 @@ EMPTY = -1
 """Position of a slot that holds nothing."""
 
 
+@dataclass(frozen=True)
+class Newest:
+    """Of each position, the slot of the latest loop up to one."""
+
+    slots: Int[Tensor, "batch position"]
+    """0 where there is none."""
+    there: Bool[Tensor, "batch position"]
+    whole: bool
+    """Every row has one for every position: masks can be spared."""
+
+    def visible(
+        self, queries: Int[Tensor, "batch query"], window: int | None
+    ) -> Bool[Tensor, "batch query position"]:
+        """Positions up to each query's own, and within its window."""
+        at = torch.arange(self.slots.shape[1], device=self.slots.device)
+        seen = self.there[:, None, :] & (at <= queries[:, :, None])
+        return seen if window is None else seen & (at > queries[:, :, None] - window)
+
+
 @dataclass(frozen=True, eq=False)
 class Track:
     """Position and loop of every slot."""
@@ -56,25 +75,48 @@ class Track:
     def visible(
         self,
         queries: Int[Tensor, "batch query"],
-        loop: int,
         *,
-        newest: bool,
         window: int | None = None,
     ) -> Bool[Tensor, "batch query slot"]:
-        """Slots at or before each query's position, and within its window.
-
-        With `newest`, of each position only the slot of the latest loop up to this one.
-        """
+        """Slots at or before each query's position, and within its window."""
         known = self._made.get("visible")
-        if known is not None and known[0] is queries and known[1:4] == (loop, newest, window):
-            return known[4]  # pyright: ignore[reportReturnType]
+        if known is not None and known[0] is queries and known[1] == window:
+            return known[2]  # pyright: ignore[reportReturnType]
         assert self.positions is not None
-        there = self._is_newest(loop) if newest else self.positions != EMPTY
+        there = self.positions != EMPTY
         seen = there[:, None, :] & (self.positions[:, None, :] <= queries[:, :, None])
         if window is not None:
             seen = seen & (self.positions[:, None, :] > queries[:, :, None] - window)
-        self._made["visible"] = (queries, loop, newest, window, seen)
+        self._made["visible"] = (queries, window, seen)
         return seen
+
+    def newest(self, loop: int) -> Newest:
+        """Of each position from 0 to the last, the slot of the latest loop up to this one."""
+        known = self._made.get("newest")
+        if known is not None and known[0] == loop:
+            return known[1]  # pyright: ignore[reportReturnType]
+        assert self.positions is not None
+        seen = (self._loops() <= loop) & (self.positions != EMPTY)
+        # Loops of a position are stored one after the other, so the newest is the last slot.
+        slots = torch.arange(len(self), device=self.positions.device)
+        slots = torch.where(seen, slots, EMPTY)
+        places = self.positions.clamp_min(0)
+        table = slots.new_full((slots.shape[0], self.num_positions), EMPTY)
+        table = table.scatter_reduce(1, places, slots, reduce="amax")
+        there = table != EMPTY
+        made = Newest(table.clamp_min(0), there, bool(there.all()))
+        self._made["newest"] = (loop, made)
+        return made
+
+    @property
+    def num_positions(self) -> int:
+        """From 0 to the last that any row holds; at least 1."""
+        known = self._made.get("num_positions")
+        if known is None:
+            assert self.positions is not None
+            most = int(self.positions.max()) + 1 if len(self) else 1
+            known = self._made["num_positions"] = (max(most, 1),)
+        return known[0]  # pyright: ignore[reportReturnType]
 
     def num_visible(
         self,
@@ -146,14 +188,5 @@ class Track:
 
     def _loops(self) -> Int[Tensor, "batch slot"]:
         assert self.positions is not None
-        return torch.tensor(self.loops, device=self.positions.device).expand(self.positions.shape)
-
-    def _is_newest(self, loop: int) -> Bool[Tensor, "batch slot"]:
-        assert self.positions is not None
-        loops = self._loops()
-        seen = (loops <= loop) & (self.positions != EMPTY)
-        allowed = torch.where(seen, loops, EMPTY)
-        places = self.positions.clamp_min(0)
-        table = allowed.new_full((allowed.shape[0], int(places.max()) + 1), EMPTY)
-        table = table.scatter_reduce(1, places, allowed, reduce="amax")
-        return seen & (allowed == table.gather(1, places))
+        loops = torch.tensor(self.loops, dtype=torch.long, device=self.positions.device)
+        return loops.expand(self.positions.shape)

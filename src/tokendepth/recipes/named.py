@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tokendepth.configs import imported, nearest
-from tokendepth.recipes import baselines, dense, token_selective
+from tokendepth.recipes import baselines, dense, depth_recurrent, token_selective
 from tokendepth.training.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -17,6 +17,9 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         baselines.early_exit_shakespeare_small,
         baselines.mod_shakespeare,
         baselines.mod_shakespeare_small,
+        depth_recurrent.recurrent_small,
+        depth_recurrent.recurrent_fixed_small,
+        depth_recurrent.recurrent_135m,
         token_selective.dense_copy,
         token_selective.dense_copy_small,
         token_selective.dense_sort,

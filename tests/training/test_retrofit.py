@@ -22,7 +22,7 @@ from tokendepth.training.train import TrainOptions, resume, train
 
 SMALL = {
     "steps": 6, "window": 16, "batch": 2, "evaluate_tokens": 60, "checkpoint_every": 3,
-    "policy.first_bias": 0.0, "policy.even_start": False,
+    "policy.first_bias": 0.0,
 }  # fmt: skip
 OPTIONS = RetrofitOptions(share=0.7, changes=SMALL)
 

@@ -18,7 +18,7 @@ from tokendepth.training.recipe import Recipe, changed
 from tokendepth.training.result import Trained
 from tokendepth.training.train import TrainOptions, train
 
-STARTS = {"token_selective": TokenSelectiveConfig(even_start=True, normed=True)}
+STARTS = {"token_selective": TokenSelectiveConfig(normed=True)}
 """Where a policy's own defaults are for models that are trained from nothing."""
 
 
@@ -89,9 +89,9 @@ def retrofit_recipe(
         decoder=dataclasses.replace(decoder.config, dropout=0.0),
         schedule=decoder.schedule if own else stack(decoder.config.num_blocks),
         policy=STARTS.get(options.policy) or POLICIES.find(options.policy)(),
-        objective=Distilled(budget=Budgeted(share=options.share, price=5.0, begin=0.0, end=0.5)),
+        objective=Distilled(budget=Budgeted(share=options.share, price=5.0, begin=0.0, end=1.0)),
         optimizer=OptimizerConfig(
-            learning_rate=2e-3, final_learning_rate=2e-4, warmup_steps=10, weight_decay=0.0
+            learning_rate=5e-4, final_learning_rate=5e-5, warmup_steps=10, weight_decay=0.0
         ),
         tokenizer="of the base",
         window=min(128, limit or 128),

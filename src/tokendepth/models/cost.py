@@ -182,10 +182,11 @@ class _Count:
 
     def _check(self, before: int, rows: Bool[Tensor, "batch seq"]) -> None:
         spent: Counter[Line] = Counter()
+        decision = PLAIN if torch.equal(rows, self.record.mask) else Decision(keep=rows)
         for index in self.record.schedule.coda:
             span = replace(self.record.schedule.spans[index], loop=before)
             ran: ExecutorName = "gathered" if self.executor == "auto" else self.executor
-            self._span(span, Decision(keep=rows), "check", spent, ran)
+            self._span(span, decision, "check", spent, ran)
         spent["head"] += int(rows.sum()) * self.head
         self.flops["check"] += spent.total()
 

@@ -121,6 +121,7 @@ def row(group, seed, loss=1.0, flops=1.0, seconds=1.0):
         run=f"{group}{seed}", group=group, seed=seed, policy="Dense", routing="hard",
         control=False, key_value_rule="all", causal=True, loss=loss, bits_per_byte=1.0,
         executed_share=1.0, flops_per_token=flops, seconds_per_token=seconds,
+        seconds_quartiles=(seconds * 0.9, seconds * 1.2),
     )  # fmt: skip
 
 

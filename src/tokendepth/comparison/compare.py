@@ -130,7 +130,7 @@ def _score_options(entrant: Entrant, options: CompareOptions) -> EvaluateOptions
     return dataclasses.replace(options.score, routing=tuple(wanted[:1]))
 
 
-def _row(entrant: Entrant, score: Score, seconds: float) -> ComparedRun:
+def _row(entrant: Entrant, score: Score, seconds: tuple[float, float, float]) -> ComparedRun:
     policy = entrant.loaded.decoder.policy
     return ComparedRun(
         run=entrant.name,
@@ -139,15 +139,16 @@ def _row(entrant: Entrant, score: Score, seconds: float) -> ComparedRun:
         policy=type(policy).__name__,
         control=policy.control,
         key_value_rule=entrant.loaded.decoder.config.key_value_rule,
-        seconds_per_token=seconds,
+        seconds_per_token=seconds[1],
+        seconds_quartiles=(seconds[0], seconds[2]),
         **dataclasses.asdict(score),
     )
 
 
 def _seconds(
     entrants: Sequence[Entrant], routings: Mapping[str, str], options: CompareOptions
-) -> dict[str, float]:
-    """Median seconds a token of a prefill of the same text, all entrants in each round.
+) -> dict[str, tuple[float, float, float]]:
+    """Quartiles of the seconds a token of a prefill of the same text, all entrants in each round.
 
     Args:
         entrants: what is compared.
@@ -169,4 +170,7 @@ def _seconds(
         )
     device = entrants[0].loaded.decoder.embedding.weight.device
     timed = paired({name: one.arm for name, one in arms.items()}, device, budget=options.seconds)
-    return {name: float(np.median(values)) / tokens for name, values in timed.items()}
+    return {
+        name: tuple((np.quantile(values, (0.25, 0.5, 0.75)) / tokens).tolist())
+        for name, values in timed.items()
+    }

@@ -36,6 +36,8 @@ class ComparedRun:
     flops_per_token: float
     seconds_per_token: float
     """Of a prefill on the `gathered` executor, timed in the same rounds as all other runs."""
+    seconds_quartiles: tuple[float, float]
+    """Over the rounds: half of them lie between."""
 
 
 @dataclass(frozen=True, kw_only=True)

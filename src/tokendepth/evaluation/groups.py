@@ -14,7 +14,7 @@ from tokendepth.text.token_types import TOKEN_TYPES, token_type
 
 
 def by_position(scores: TokenScores) -> tuple[GroupRow, ...]:
-    """Groups that double in size: 0 tokens read before, 1 to 2, 3 to 6 and so on."""
+    """Groups that double in size: 1 token read before, 2 to 3, 4 to 7 and so on."""
     buckets = np.floor(np.log2(scores.position + 1)).astype(int)
     return tuple(
         _group(_bucket_name(int(one)), scores, buckets == one) for one in np.unique(buckets)
@@ -78,6 +78,6 @@ def _finite(value: float) -> float | None:
 
 
 def _bucket_name(power: int) -> str:
-    """Positions 2^k - 1 up to 2^(k+1) - 2: how many tokens were read before, from 0."""
-    first, last = 2**power - 1, 2 ** (power + 1) - 2
+    """Positions 2^k - 1 up to 2^(k+1) - 2, from 0: one more token was read."""
+    first, last = 2**power, 2 ** (power + 1) - 1
     return str(first) if first == last else f"{first} to {last}"

@@ -14,6 +14,7 @@ def run_grid(result: Comparison) -> Grid:
     """One row a run."""
     return Grid(
         title=f"Runs on {result.data}",
+        caption="Time: median of the rounds, and the quartiles.",
         columns=(
             "run", "policy", "routing", "keys", "", "seed", "loss (nats)", "bits a byte",
             "executed share", "FLOPs a token", "time a token",
@@ -34,7 +35,8 @@ def run_grid(result: Comparison) -> Grid:
                 f"{row.bits_per_byte:.4f}",
                 f"{row.executed_share:.3f}",
                 count(row.flops_per_token),
-                seconds(row.seconds_per_token),
+                f"{seconds(row.seconds_per_token)} "
+                f"({' to '.join(map(seconds, row.seconds_quartiles))})",
             )
             for row in result.rows
         ],

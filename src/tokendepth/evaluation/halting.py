@@ -61,12 +61,7 @@ def evaluate_halting(
     loaded = model if isinstance(model, Loaded) else load(model)
     documents = tokenize_all(texts, loaded.tokenizer, names)
     kept, given, reading = prepared(loaded, documents, EvaluateOptions(**options))
-    half = len(given) // 2 if halting.target_depth else 0
-    if halting.target_depth and half == 0:
-        raise ValueError(
-            "texts: one passage cannot be cut into text to calibrate on and text to report on; "
-            "give a longer text, or a threshold"
-        )
+    half = _calibrating(len(given), halting)
     task = _Task.of(loaded.decoder, halting, reading.batch)
     config, trials = task.config(given[:half], on_progress)
     causality = probed(task.decoder, given, reading, policy=Halting(config))
@@ -105,6 +100,21 @@ def evaluate_halting(
             "data_sha256": fingerprint(kept),
         },
     )
+
+
+def _calibrating(num_passages: int, halting: HaltOptions) -> int:
+    """How many passages the threshold is sought on; none where it is given.
+
+    Raises:
+        ValueError: none would be left to report on.
+    """
+    half = num_passages // 2 if halting.target_depth else 0
+    if halting.target_depth and half == 0:
+        raise ValueError(
+            "texts: one passage cannot be cut into text to calibrate on and text to report on; "
+            "give a longer text, or a threshold"
+        )
+    return half
 
 
 def _check_unused(options: EvaluateOptions) -> None:

@@ -115,6 +115,7 @@ def test_default_folder_and_list(run, folder):
         ((TINY, "--data", "text.txt", "--set", "window=3000"), "fewer than one window of 3000"),
         ((TINY, "--data", "text.txt", "--out", "."), "is there already; go on with --resume"),
         ((TINY, "--data", "text.txt", "--device", "cuda:7"), "device: got 'cuda:7'"),
+        ((TINY, "--data", "text.txt", "--set", "window=8", "--set=batch=2"), "set: given twice"),
         (("--resume", "none"), "none has no manifest.json"),
         ((TINY, "--resume", "none"), "a run goes on with its own recipe and text"),
         (("--resume", "none", "--seed", "3"), "a run goes on with its own recipe and text"),

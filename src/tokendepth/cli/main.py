@@ -5,6 +5,7 @@ standard output is one JSON object; progress and errors go to standard error.
 """
 
 import io
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -50,6 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"tokendepth {__version__}")
         return 0
+    try:
+        _check_once(given)
+    except ValueError as error:
+        return _say(error, code=2)
     command = tyro.cli(
         Command,
         prog="tokendepth",
@@ -66,6 +71,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; what had been saved until then is kept", file=sys.stderr)
         return 130
+
+
+def _check_once(arguments: Sequence[str]) -> None:
+    """Raise a `ValueError` for an option that is there twice: the parser would lose the first."""
+    names = [
+        one.partition("=")[0].replace("_", "-") for one in arguments if re.match("--[a-z]", one)
+    ]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"{twice[0].removeprefix('--')}: given twice; give it once, with all its values behind "
+            "it: --set window=64 batch=8"
+        )
 
 
 def _say(error: BaseException, code: int) -> int:

@@ -99,6 +99,28 @@ class Schedule:
         return tuple(range(first, len(self.spans)))
 
     @cached_property
+    def exits(self) -> tuple[int, ...]:
+        """Depths at which a token can stop: before a routed span, and before the coda."""
+        routed = [
+            first
+            for index, first in enumerate(self.first_visit)
+            if index not in self.coda and self.spans[index].routed
+        ]
+        return *routed, self.first_visit[self.coda[0]] if self.coda else len(self.visits)
+
+    @cached_property
+    def breaks(self) -> tuple[int, ...]:
+        """Of each span, the next one that another loop, graph, injection or norm begins."""
+        found, last = [len(self.spans)], self.spans[-1]
+        for index in range(len(self.spans) - 2, -1, -1):
+            span = self.spans[index]
+            straight = (span.loop, span.grad) == (last.loop, last.grad)
+            goes_on = straight and not last.inject and not last.normed
+            found.append(found[-1] if goes_on else index + 1)
+            last = span
+        return tuple(reversed(found))
+
+    @cached_property
     def core(self) -> tuple[int, ...]:
         """Indices of the spans that run the same blocks again and again; empty in a plain stack."""
         counts = Counter(span.blocks for span in self.spans)

@@ -120,6 +120,7 @@ def test_loops_and_single_rows(taken, monkeypatch):
 
 
 VARIANTS = {
+    "odd width": {"width": 15},
     "biases": {"attention_bias": True},
     "query-key norm": {"query_key_norm": True},
     "window": {"windows": (3,) * 4},

@@ -8,7 +8,7 @@ from gguf.quants import dequantize, quantize
 from torch import nn
 
 from tokendepth.depth import few
-from tokendepth.nn import few_rows
+from tokendepth.nn import few_products
 from tokendepth.nn.levels import levels_of
 
 
@@ -31,13 +31,13 @@ def head():
 @pytest.fixture
 def by_levels(monkeypatch):
     """Rows of each product that was made by levels."""
-    count, product = [], few_rows.level_product
+    count, product = [], few_products.level_product
 
     def counted(rows, *others):
         count.append(len(rows))
         product(rows, *others)
 
-    monkeypatch.setattr(few_rows, "level_product", counted)
+    monkeypatch.setattr(few_products, "level_product", counted)
     return count
 
 

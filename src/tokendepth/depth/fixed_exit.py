@@ -1,5 +1,6 @@
 """A depth given from outside: for all tokens, each row or each token."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tokendepth.depth.base import Context, Host, Policy, State
-from tokendepth.types import Decision, Span
+from tokendepth.types import PLAIN, Decision, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +59,12 @@ class FixedExit(Policy):
         del hidden
         depth = self.get_buffer("depth").to(context.positions.device)
         depth = depth[:, None] if depth.ndim == 1 else depth
-        schedule = context.schedule
-        ends = [
-            first
-            for index, first in enumerate(schedule.first_visit)
-            if index not in schedule.coda and schedule.spans[index].routed
-        ]
-        ends.append(
-            schedule.first_visit[schedule.coda[0]] if schedule.coda else len(schedule.visits)
-        )
-        wrong = [int(one) for one in depth.unique() if int(one) not in ends]
+        schedule, given = context.schedule, set(depth.flatten().tolist())
+        wrong = sorted(given.difference(schedule.exits))
         if wrong:
-            raise ValueError(f"depth: got {wrong[0]}; spans of this schedule end at {sorted(ends)}")
+            raise ValueError(
+                f"depth: got {wrong[0]}; spans of this schedule end at {sorted(schedule.exits)}"
+            )
         if depth.ndim == 2 and any(
             have not in (1, want)
             for have, want in zip(depth.shape, context.positions.shape, strict=True)
@@ -77,13 +72,12 @@ class FixedExit(Policy):
             raise ValueError(
                 f"depth: got shape {tuple(depth.shape)} for a call of {tuple(context.mask.shape)}"
             )
-        first = torch.tensor(schedule.first_visit, device=depth.device)
-        keeps = depth.expand(context.positions.shape) > first[:, None, None]
-        changes = (keeps[1:] != keeps[:-1]).flatten(1).any(dim=1).tolist()
-        made = [Decision(keep=keeps[0])]
-        for keep, changed in zip(keeps[1:], changes, strict=True):
-            made.append(Decision(keep=keep) if changed else made[-1])
-        return made
+        known, bounds, depth = {0: PLAIN}, sorted(given), depth.expand(context.positions.shape)
+        for first in schedule.first_visit:
+            passed = bisect_right(bounds, first)
+            if passed not in known:
+                known[passed] = Decision(keep=depth > first)
+        return [known[bisect_right(bounds, first)] for first in schedule.first_visit]
 
     def decide(
         self, span: Span, hidden: Tensor, state: State, context: Context

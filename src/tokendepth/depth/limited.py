@@ -7,9 +7,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tokendepth.depth.base import Context, Policy, State
+from tokendepth.depth.dense import Dense
 from tokendepth.depth.fixed_exit import FixedExit
 from tokendepth.nn.cache import Memory
 from tokendepth.types import PLAIN, Decision, Routing, Span
+
+
+def limited(policy: Policy, depth: int | Int[Tensor, " batch"]) -> Policy:
+    """The policy under a limit; the limit alone where the policy runs every block anyway."""
+    return FixedExit(depth) if isinstance(policy, Dense) else Limited(policy, depth)
 
 
 class Limited(Policy):
@@ -54,8 +60,8 @@ class Limited(Policy):
         """The policy's decision, for the rows below their limit."""
         decision, inner = self.policy.decide(span, hidden, state[0], context)
         allowed, limit = self.limit.decide(span, hidden, state[1], context)
-        if decision is PLAIN:
-            return allowed, (inner, limit)
+        if decision is PLAIN or allowed is PLAIN:
+            return (allowed if decision is PLAIN else decision), (inner, limit)
         assert allowed.keep is not None
         keep = allowed.keep if decision.keep is None else decision.keep & allowed.keep
         return replace(decision, keep=keep), (inner, limit)

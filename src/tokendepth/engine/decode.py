@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokendepth.depth.base import Policy, check_routing
 from tokendepth.depth.execute import ExecutorName, check_executor
-from tokendepth.depth.limited import Limited
+from tokendepth.depth.limited import limited
 from tokendepth.engine.sampling import Sampling, choose
 from tokendepth.errors import NonFiniteError
 from tokendepth.models.decoder import Decoder, DecoderOutput
@@ -222,7 +222,7 @@ class Stepper:
 
     def last(self, output: DecoderOutput) -> tuple[Tensor, Tensor]:
         """Where each row's last token lies in a call."""
-        return output.record.last()
+        return output.record.last
 
     def _run(self, ids: Tensor, mask: Tensor | None) -> DecoderOutput:
         with torch.no_grad():
@@ -241,7 +241,7 @@ class Stepper:
 
     def _policy(self) -> Policy:
         own = self.decoder.policy
-        return own if self.limits is None else Limited(own, self.limits)
+        return own if self.limits is None else limited(own, self.limits)
 
 
 def _hard(policy: Policy) -> str:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokendepth.numerics import keyed_uniform, wide
+from tokendepth.numerics import first_maximum, keyed_uniform, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def choose(
     confidence = scores.softmax(dim=-1)
     scores = penalised(scores, held, sampling.repetition_penalty)
     if sampling.temperature == 0:
-        chosen = scores.argmax(dim=-1)
+        chosen = first_maximum(scores)
     else:
         reached = warped(scores, sampling).double().softmax(dim=-1).cumsum(dim=-1)
         draw = keyed_uniform(sampling.seed, row_keys, positions)[:, None] * reached[:, -1:]

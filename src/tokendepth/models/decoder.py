@@ -160,7 +160,7 @@ class Decoder(nn.Module):
             cache.advance(context.mask, full=context.full)
             cache.memory = walk.memory()
         record = walk.record(only_last=only_last)
-        last = record.last() if only_last else None
+        last = record.last if only_last else None
         flat = hidden.flatten(0, 1) if last is None else hidden[last]
         if chosen.read_out is None:
             logits = self.read_out(flat)

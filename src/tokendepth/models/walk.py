@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,20 +98,19 @@ class Walk:
 
     def _alike(self, index: int, hidden: Tensor, decision: Decision) -> int:
         """Spans from here on that have the same decision, where running them as one saves time."""
-        context, spans = self.context, self.context.schedule.spans
+        context = self.context
         blind = self.policy.blind or self.replayed is not None
         if not blind or context.forget or context.watch is not unwatched or not few.are_few(hidden):
             return 1
-        for number in range(index + 1, len(spans)):
-            if not _continues(spans[index], spans[number]):
-                return number - index
+        after = context.schedule.breaks[index]
+        for number in range(index + 1, after):
             context.span_index = number
             self.ahead = self._decide(number, hidden, hidden)
             if not _same(self.ahead, decision):
                 context.span_index = index
                 return number - index
         context.span_index, self.ahead = index, None
-        return len(spans) - index
+        return after - index
 
     def _blocks(self, span: Span) -> list[Block]:
         return [self.blocks[index] for index in span.blocks]
@@ -139,11 +138,11 @@ class Walk:
 
     def _latch(self, decision: Decision) -> Decision:
         """Once not kept, never kept again."""
-        kept = decision.keep
-        if self.alive is not None:
-            kept = self.alive if kept is None else kept & self.alive
+        kept, before = decision.keep, self.alive
+        if before is not None and kept is not before:
+            kept = before if kept is None else kept & before
         self.alive = kept
-        return replace(decision, keep=kept)
+        return decision if kept is decision.keep else replace(decision, keep=kept)
 
     def _read(self, rows: Bool[Tensor, "batch seq"]) -> Tensor:
         """Logits that the marked rows would get before this span: coda and head.
@@ -208,12 +207,6 @@ def _joined(spans: tuple[Span, ...]) -> Span:
     return replace(spans[0], blocks=tuple(block for span in spans for block in span.blocks))
 
 
-def _continues(first: Span, later: Span) -> bool:
-    """Whether a span takes the state as it is, in the same loop and graph."""
-    same = (first.loop, first.grad) == (later.loop, later.grad)
-    return same and not later.inject and not later.normed
-
-
 def _same(one: Decision, other: Decision) -> bool:
     """Whether both say the same of every row, and nothing but which run."""
     if one is other:
@@ -250,6 +243,7 @@ class Record:
     read_out: ReadOut | None = None
     """The policy's own, where it has one."""
 
+    @cached_property
     def last(self) -> tuple[Tensor, Tensor]:
         """Row and column of the last token of each row; the last column where there is none."""
         columns = torch.arange(self.mask.shape[1], device=self.mask.device)
@@ -265,8 +259,14 @@ class Record:
 
     def executed(self) -> Bool[Tensor, "batch seq visit"]:
         """Which rows ran at each block execution."""
-        kept = [kept_rows(decision, self.mask) for decision in self.decisions]
+        kept = self._kept()
         return torch.stack([kept[index] for index, _ in self.schedule.visits], dim=-1)
+
+    def _kept(self) -> list[Bool[Tensor, "batch seq"]]:
+        """Of each span, the rows that ran; spans with one decision share a tensor."""
+        known = {id(decision): decision for decision in self.decisions}
+        kept = {key: kept_rows(decision, self.mask) for key, decision in known.items()}
+        return [kept[id(decision)] for decision in self.decisions]
 
     def plan(self) -> Plan:
         """The decisions, detached."""
@@ -276,14 +276,13 @@ class Record:
         if given is not None:
             plain = torch.ones_like(given)
             weight = torch.stack([plain if one is None else one for one in weights], -1).detach()
-        kept = [kept_rows(decision, self.mask) for decision in self.decisions]
         return Plan(
             spans=self.schedule.spans,
             gates=self.gates,
             row_keys=self.row_keys,
             positions=self.positions,
             valid=self.mask,
-            keep=torch.stack(kept, dim=-1),
+            keep=torch.stack(self._kept(), dim=-1),
             weight=weight,
         )
 

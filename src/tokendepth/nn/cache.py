@@ -186,8 +186,8 @@ class Cache:
     uniform: int | None = 0
     """Tokens so far, where all rows have seen as many; None where they may differ."""
     memory: Memory | None = None
-    views: dict[int, Any] = field(default_factory=dict, repr=False)
-    """Of each block, what the way of few rows needs from call to call."""
+    views: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
+    """Of blocks that ran together, what the way of few rows needs from call to call."""
     _start: Track = field(default_factory=Track, repr=False)
     _most: Int[Tensor, " batch"] | None = field(default=None, repr=False)
     """The most tokens that each row has ever seen: windows have given up what lies behind."""

@@ -102,6 +102,50 @@ def _same_slots(mine, theirs):
         )
 
 
+@pytest.mark.parametrize("rule", ["all", "kept"])
+def test_blocks_of_one_span_that_hold_different_tokens(rule, taken, monkeypatch):
+    model, ids = (
+        decoder(rule),
+        torch.randint(26, (2, 9), generator=torch.Generator().manual_seed(4)),
+    )
+
+    def stepped():
+        cache, logits = model.cache(), []
+        with torch.no_grad():
+            for part, policy in zip(ids.split([4, 3, 1, 1], dim=1), APART, strict=True):
+                logits.append(model(part, cache=cache, policy=policy, executor="gathered").logits)
+        return torch.cat(logits, dim=1), {len(store.track) for store in cache.stores.values()}
+
+    ours, lengths = stepped()
+    assert taken
+    assert len(lengths) == (1 if rule == "all" else 2)
+    monkeypatch.setattr(few, "MOST_ROWS", 0)
+    torch.testing.assert_close(ours, stepped()[0], rtol=0, atol=1e-4)
+
+
+APART = (Dense(), FixedExit(2), Dense(), Dense())
+"""The last two calls run all blocks as one span; the second stored its tokens in two of them."""
+
+
+def test_weights_that_do_not_fit_are_told_by_the_ordinary_way(taken):
+    model, cache, ids = decoder(), None, torch.randint(26, (1, 3))
+    cache = model.cache()
+    with torch.no_grad():
+        model(ids, cache=cache)
+        model.blocks[2].feed_forward.up.weight = nn.Parameter(torch.randn(22, 16))
+        with pytest.raises(RuntimeError, match="size of tensor|must match"):
+            model(ids[:, :1], cache=cache)
+    assert not taken
+
+
+def test_the_cache_of_another_model_is_refused():
+    cache, ids = decoder().cache(), torch.randint(26, (1, 3))
+    with torch.no_grad():
+        decoder()(ids, cache=cache)
+        with pytest.raises(ValueError, match="2 heads of 8, the decoder has 4 of 4"):
+            decoder(num_key_value_heads=4, head_dim=4)(ids, cache=cache)
+
+
 def test_loops_and_single_rows(taken, monkeypatch):
     model = decoder(schedule=looped(prelude=1, core=2, coda=1, loops=3), adapter=True)
     whole = torch.randint(26, (1, 12), generator=torch.Generator().manual_seed(2))

@@ -163,3 +163,16 @@ def test_the_small_recipe_has_the_size_it_tells():
     decoder = recurrent_small().model.build()
     count = sum(one.numel() for one in decoder.parameters())
     assert f"{count:,} weights" in recurrent_small.__doc__
+
+
+def test_where_a_token_can_stop_and_where_spans_begin_anew():
+    plain = stack(4)
+    assert plain.exits == (1, 2, 3, 4)
+    assert plain.breaks == (4, 4, 4, 4)
+    around = looped(prelude=1, core=2, coda=1, loops=3, normed_coda=True)
+    spans = [(span.loop, span.inject, span.normed) for span in around.spans]
+    assert [after for after in sorted(set(around.breaks)) if after < len(spans)] == [
+        index for index in range(1, len(spans))
+        if spans[index][0] != spans[index - 1][0] or spans[index][1] or spans[index][2]
+    ]  # fmt: skip
+    assert around.exits[-1] == 7

@@ -11,6 +11,7 @@ from tokendepth.numerics import (
     DTYPES,
     all_finite,
     entropy,
+    first_maximum,
     kl_divergence,
     normalise,
     resolve_device,
@@ -143,3 +144,10 @@ def test_an_unknown_device_lists_the_known_ones() -> None:
     assert resolve_device(None) == CPU
     with pytest.raises(ValueError, match="^device: got 'gpu'; allowed are cpu, cuda"):
         resolve_device("gpu")
+
+
+def test_the_first_of_several_maxima():
+    values = torch.tensor([[1.0, 3.0, 3.0], [5.0, 2.0, 5.0], [0.0, 0.0, 0.0]])
+    assert first_maximum(values).tolist() == [1, 0, 0]
+    assert first_maximum(values).tolist() == values.argmax(dim=-1).tolist()
+    assert first_maximum(values.requires_grad_()).dtype is torch.long

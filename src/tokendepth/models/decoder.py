@@ -339,3 +339,10 @@ def _check_cache(decoder: Decoder, cache: Cache | None, batch: int) -> None:
         )
     if cache.seen is not None and len(cache.seen) != batch:
         raise ValueError(f"cache: it holds a batch of {len(cache.seen)}, this call has {batch}")
+    heads = (decoder.config.num_key_value_heads, decoder.config.head_dim)
+    store = next(iter(cache.stores.values()), None)
+    if store is not None and store.parts is not None and store.parts[0].shape[2:] != heads:
+        raise ValueError(
+            f"cache: it holds {store.parts[0].shape[2]} heads of {store.parts[0].shape[3]}, the "
+            f"decoder has {heads[0]} of {heads[1]}; it is of another model"
+        )

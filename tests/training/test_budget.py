@@ -80,6 +80,19 @@ def test_the_hinge_by_hand(routing):
         assert told == pytest.approx(float(share) * int(valid.sum()), abs=1e-4)
 
 
+def test_soft_gates_between_closed_and_open_are_priced_by_hand():
+    decoder, given = selective(), batch()
+    output = decoder(given.inputs, routing="soft")
+    total = torch.zeros(4, 8)
+    for decision in output.decisions[1:]:
+        p = 1 - decision.weight.detach()
+        total += 4 * p * (1 - p)
+    losses = Budgeted(share=1.0, routing="soft", indecision=0.3)(decoder, given, state())
+    found = float(losses.sums["indecision"].detach())
+    assert found == pytest.approx(0.3 * float((total / 4).sum()), rel=1e-5)
+    assert "indecision" not in Budgeted(share=1.0, routing="soft")(decoder, given, state()).sums
+
+
 def test_above_the_budget_routers_are_pushed_and_below_they_are_not():
     decoder = selective()
     for share, pushed in ((0.3, True), (1.0, False)):

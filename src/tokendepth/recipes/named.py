@@ -12,6 +12,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         dense.dense_tiny,
         dense.dense_shakespeare,
         dense.dense_shakespeare_small,
+        dense.dense_shakespeare_shallow_small,
         dense.nanogpt_shakespeare_cpu,
         baselines.early_exit_shakespeare,
         baselines.early_exit_shakespeare_small,
@@ -31,9 +32,11 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         token_selective.tsa_copy,
         token_selective.tsa_copy_small,
         token_selective.tsa_copy_published,
+        token_selective.tsa_copy_published_small,
         token_selective.tsa_sort,
         token_selective.tsa_sort_small,
         token_selective.tsa_sort_published,
+        token_selective.tsa_sort_published_small,
     )
 }
 """The recipes that have a name: the one place to add a new one."""

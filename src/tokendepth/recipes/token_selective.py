@@ -118,6 +118,15 @@ def tsa_copy_published() -> Recipe:
     return _published(dense_copy(), "tsa_copy_published", 0.01)
 
 
+def tsa_copy_published_small() -> Recipe:
+    """Soft gates, 1,500 steps of 64.
+
+    Command: `tokendepth train tsa_copy_published_small --data copy`. Hardware: two cores,
+    minutes. Expected: not yet measured.
+    """
+    return _published(dense_copy_small(), "tsa_copy_published_small", 0.01)
+
+
 def tsa_sort() -> Recipe:
     """`dense_sort` with routers, straight-through under a budget of 0.75.
 
@@ -141,6 +150,15 @@ def tsa_sort_published() -> Recipe:
     Hardware: an hour on two cores. Expected: published accuracy 0.9878 at alpha 0.730.
     """
     return _published(dense_sort(), "tsa_sort_published", 0.01)
+
+
+def tsa_sort_published_small() -> Recipe:
+    """Soft gates, 1,500 steps of 64.
+
+    Command: `tokendepth train tsa_sort_published_small --data sort`. Hardware: two cores,
+    minutes. Expected: not yet measured.
+    """
+    return _published(dense_sort_small(), "tsa_sort_published_small", 0.01)
 
 
 def _budgeted(dense: Recipe, name: str, share: float) -> Recipe:

@@ -4,6 +4,7 @@ The price of the budget is paid only while the mean share of a micro-batch lies 
 weight has to be searched for a wanted share. The budget comes down from 1 by a straight line.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,12 +36,17 @@ class Budgeted:
     """Under which the model learns; `hard` is straight-through where the policy offers it."""
     soft_until: float = 0.0
     """Progress up to which routing is soft."""
+    indecision: float = 0.0
+    """Nats a token for weights w that lie between 0 and 1, as the mean of 4 w (1 - w) over layers:
+    soft gates that are priced so come to lie near one of the two."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share <= 1.0:
             raise ValueError(f"share: got {self.share}; it must be above 0 and at most 1")
         if not self.price >= 0.0:
             raise ValueError(f"price: got {self.price}; it must be at least 0")
+        if not self.indecision >= 0.0:
+            raise ValueError(f"indecision: got {self.indecision}; it must be at least 0")
         if not 0.0 <= self.begin <= self.end <= 1.0:
             raise ValueError(
                 f"begin, end: got {self.begin} and {self.end}; they are progress of training, from "
@@ -57,10 +63,11 @@ class Budgeted:
         """
         output = self.routed(decoder, batch, state)
         hinge, share = self.hinge(decoder, output, batch, state)
-        return Losses(
-            sums={"cross_entropy": cross_entropy(output.logits, batch), "budget": hinge},
-            statistics={"executed_share": share},
-        )
+        sums = {"cross_entropy": cross_entropy(output.logits, batch), "budget": hinge}
+        if self.indecision:
+            between = weighted_share(output, lambda weight: 4.0 * weight * (1.0 - weight))
+            sums["indecision"] = self.indecision * between.masked_fill(~batch.valid, 0.0).sum()
+        return Losses(sums=sums, statistics={"executed_share": share})
 
     def routed(self, decoder: Decoder, batch: Batch, state: TrainState) -> DecoderOutput:
         """A pass under the routing of this point of training."""
@@ -97,20 +104,26 @@ class Budgeted:
         return 1.0 + (self.share - 1.0) * done
 
 
-def weighted_share(output: DecoderOutput) -> Float[Tensor, "batch seq"]:
+def weighted_share(
+    output: DecoderOutput, counted: Callable[[Tensor], Tensor] = lambda weight: weight
+) -> Float[Tensor, "batch seq"]:
     """Of each token, the share of its layers, each counted by the weight of its update.
 
-    It is in the graph of the weights; where a decision has none, rows that run count as 1.
+    It is in the graph of the weights; where a decision has none, rows that run have 1.
+
+    Args:
+        output: of a pass.
+        counted: from the weights of a layer to what each counts for.
     """
     spans = output.record.schedule.spans
     total = torch.zeros(output.record.mask.shape, device=output.record.mask.device)
     for span, decision in zip(spans, output.decisions, strict=True):
-        total = total + len(span.blocks) * _weight(decision)
+        total = total + len(span.blocks) * counted(_weight(decision).to(total.device))
     return total / len(output.record.schedule.visits)
 
 
-def _weight(decision: Decision) -> Tensor | float:
+def _weight(decision: Decision) -> Tensor:
     if decision.weight is None:
-        return 1.0 if decision.keep is None else decision.keep.float()
+        return torch.ones(()) if decision.keep is None else decision.keep.float()
     weight = wide(decision.weight)
     return weight if decision.keep is None else weight.where(decision.keep, 0.0)

@@ -1,6 +1,9 @@
 """Products for few rows: every weight is read once, so the time is that of the memory.
 
 Weights are read as they lie, (out, in). Rows come padded to one, or to a multiple of `TILE`.
+
+Compiled kernels are kept on disk under the stamp of the file that holds them: after a change here,
+touch `few_rows.py` too, or it goes on with what it had inlined before.
 """
 
 from typing import no_type_check
@@ -33,55 +36,37 @@ def use_threads(count: int) -> None:
         set_num_threads(count)
 
 
-def _prefetch(near: int):
-    """A function that asks for values[index] to be brought in; it need not lie in the array.
+@intrinsic
+@no_type_check
+def _prefetch(typing, values, index):
+    """Ask for values[index] to be brought into the second cache; it need not lie in the array."""
+    signature = types.void(values, index)
 
-    Args:
-        near: 2 keeps it in the second cache, 0 in the first alone.
-    """
+    def generate(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = cgutils.get_item_pointer(
+            context, builder, signature.args[0], array, [arguments[1]], wraparound=False
+        )
+        word, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        reading, second_cache, data = word(0), word(2), word(1)
+        builder.call(prefetch, [builder.bitcast(place, pointer), reading, second_cache, data])
+        return context.get_dummy_value()
 
-    @intrinsic
-    @no_type_check
-    def ask(typing, values, index):
-        signature = types.void(values, index)
-
-        def generate(context, builder, signature, arguments):
-            array = context.make_array(signature.args[0])(context, builder, arguments[0])
-            place = cgutils.get_item_pointer(
-                context, builder, signature.args[0], array, [arguments[1]], wraparound=False
-            )
-            word, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-            kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
-            prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            reading, data = word(0), word(1)
-            builder.call(prefetch, [builder.bitcast(place, pointer), reading, word(near), data])
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return ask
-
-
-_ask_once = _prefetch(0)
-_ask_again = _prefetch(2)
+    return signature, generate
 
 
 @njit(nogil=True, cache=True)
 @no_type_check
-def ask_ahead(first, second, rows):
+def ask_ahead(first, second):
     """Bring in the weight rows that come `AHEAD` after these.
 
-    The processor's own guesses stop at the end of a page, and a row is half of one. For one row a
-    weight is read once a step: kept in the second cache, the weights would drive out what Python
-    needs between the kernels, and its 1 ms a step would become 3. More rows pass over it again.
+    The processor's own guesses stop at the end of a page, and a row is half of one.
     """
     for k in range(0, first.shape[0], LINE):
-        if rows.shape[0] == 1:
-            _ask_once(first, AHEAD * first.shape[0] + k)
-            _ask_once(second, AHEAD * first.shape[0] + k)
-        else:
-            _ask_again(first, AHEAD * first.shape[0] + k)
-            _ask_again(second, AHEAD * first.shape[0] + k)
+        _prefetch(first, AHEAD * first.shape[0] + k)
+        _prefetch(second, AHEAD * first.shape[0] + k)
 
 
 @njit(fastmath=True, nogil=True, cache=True)
@@ -119,7 +104,7 @@ def tile_products(first, second, rows, at):
 def outputs(rows, weight, pair, out):
     """One pair of neighbouring outputs."""
     j = 2 * pair
-    ask_ahead(weight[j], weight[j + 1], rows)
+    ask_ahead(weight[j], weight[j + 1])
     if rows.shape[0] == 1:
         out[0, j], out[0, j + 1] = pair_products(weight[j], weight[j + 1], rows, 0)
         return

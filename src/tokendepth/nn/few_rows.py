@@ -46,7 +46,7 @@ def _turned(rows, weight, pair, cosine, sine, out):
     half = out.shape[2] // 2
     head, d = pair // half, pair % half
     j = 2 * head * half + d
-    ask_ahead(weight[j], weight[j + half], rows)
+    ask_ahead(weight[j], weight[j + half])
     if rows.shape[0] == 1:
         one, two = pair_products(weight[j], weight[j + half], rows, 0)
         out[0, head, d] = one * cosine[0, d] + two * sine[0, d]
@@ -234,7 +234,7 @@ def _add_product(inner, weight, state, rows):
     """Add inner @ weight.T to the given rows of the state."""
     for half in prange(weight.shape[0] // 2):
         j = 2 * half
-        ask_ahead(weight[j], weight[j + 1], inner)
+        ask_ahead(weight[j], weight[j + 1])
         if inner.shape[0] == 1:
             one, two = pair_products(weight[j], weight[j + 1], inner, 0)
             state[rows[0], j] += one
@@ -255,7 +255,7 @@ def _feed_forward(state, rows, norm, epsilon, gate, up, down):
     normed = _normed(state, rows, norm, epsilon)
     inner = np.empty((len(normed), gate.shape[0]), np.float32)
     for j in prange(gate.shape[0]):
-        ask_ahead(gate[j], up[j], normed)
+        ask_ahead(gate[j], up[j])
         if normed.shape[0] == 1:
             one, two = pair_products(gate[j], up[j], normed, 0)
             inner[0, j] = one / (np.float32(1) + np.exp(-one)) * two
